@@ -1,0 +1,1 @@
+"""What must survive: tokens, KV pages and leases. One daemon per node, Redis behind it."""

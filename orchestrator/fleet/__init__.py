@@ -1,0 +1,1 @@
+"""The machines: Ray cluster, worker replacement, the local cluster."""

@@ -1,0 +1,1 @@
+"""Batch files, validation, job life and results."""

@@ -1,0 +1,1 @@
+"""Where a request runs next: placement and recovery (pure), and the router that carries it out."""

@@ -1,0 +1,249 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CommitStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMMIT_STATUS_UNSPECIFIED: _ClassVar[CommitStatus]
+    COMMIT_STATUS_OK: _ClassVar[CommitStatus]
+    COMMIT_STATUS_FENCED: _ClassVar[CommitStatus]
+    COMMIT_STATUS_GAP: _ClassVar[CommitStatus]
+    COMMIT_STATUS_DIVERGED: _ClassVar[CommitStatus]
+COMMIT_STATUS_UNSPECIFIED: CommitStatus
+COMMIT_STATUS_OK: CommitStatus
+COMMIT_STATUS_FENCED: CommitStatus
+COMMIT_STATUS_GAP: CommitStatus
+COMMIT_STATUS_DIVERGED: CommitStatus
+
+class RequestKey(_message.Message):
+    __slots__ = ("job_id", "line", "choice")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    line: int
+    choice: int
+    def __init__(self, job_id: _Optional[str] = ..., line: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class FencingToken(_message.Message):
+    __slots__ = ("incarnation", "epoch")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class KVWatermark(_message.Message):
+    __slots__ = ("positions", "first_page", "layout")
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    positions: int
+    first_page: int
+    layout: str
+    def __init__(self, positions: _Optional[int] = ..., first_page: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+
+class ResumeReport(_message.Message):
+    __slots__ = ("recomputed_tokens", "restored_positions", "restore_ms", "recompute_ms", "restore_source")
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_MS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    recomputed_tokens: int
+    restored_positions: int
+    restore_ms: float
+    recompute_ms: float
+    restore_source: str
+    def __init__(self, recomputed_tokens: _Optional[int] = ..., restored_positions: _Optional[int] = ..., restore_ms: _Optional[float] = ..., recompute_ms: _Optional[float] = ..., restore_source: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("ok", "payload")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    payload: bytes
+    def __init__(self, ok: _Optional[bool] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class TokenCommit(_message.Message):
+    __slots__ = ("key", "token", "position", "tokens", "watermark", "finish", "resume")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    token: FencingToken
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    watermark: KVWatermark
+    finish: Finish
+    resume: ResumeReport
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., watermark: _Optional[_Union[KVWatermark, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., resume: _Optional[_Union[ResumeReport, _Mapping]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("commits",)
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    commits: _containers.RepeatedCompositeFieldContainer[TokenCommit]
+    def __init__(self, commits: _Optional[_Iterable[_Union[TokenCommit, _Mapping]]] = ...) -> None: ...
+
+class CommitResult(_message.Message):
+    __slots__ = ("key", "status", "length")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    status: CommitStatus
+    length: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., status: _Optional[_Union[CommitStatus, str]] = ..., length: _Optional[int] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[CommitResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[CommitResult, _Mapping]]] = ...) -> None: ...
+
+class SlotWrite(_message.Message):
+    __slots__ = ("key", "epoch", "layout", "start", "count", "slot_bytes", "page_size", "data")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    epoch: int
+    layout: str
+    start: int
+    count: int
+    slot_bytes: int
+    page_size: int
+    data: bytes
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class WriteSlotsRequest(_message.Message):
+    __slots__ = ("writes",)
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    writes: _containers.RepeatedCompositeFieldContainer[SlotWrite]
+    def __init__(self, writes: _Optional[_Iterable[_Union[SlotWrite, _Mapping]]] = ...) -> None: ...
+
+class WriteSlotsResponse(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: str
+    def __init__(self, generation: _Optional[str] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("key", "token", "worker_id", "layout", "want_kv")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    WANT_KV_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    token: FencingToken
+    worker_id: str
+    layout: str
+    want_kv: bool
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ...) -> None: ...
+
+class RestoreResponse(_message.Message):
+    __slots__ = ("record", "page")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    page: RestoredPage
+    def __init__(self, record: _Optional[bytes] = ..., page: _Optional[_Union[RestoredPage, _Mapping]] = ...) -> None: ...
+
+class RestoredPage(_message.Message):
+    __slots__ = ("page", "epoch", "slots")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    epoch: int
+    slots: bytes
+    def __init__(self, page: _Optional[int] = ..., epoch: _Optional[int] = ..., slots: _Optional[bytes] = ...) -> None: ...
+
+class HandoverRequest(_message.Message):
+    __slots__ = ("key", "token", "length", "watermark", "target", "cause")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    token: FencingToken
+    length: int
+    watermark: KVWatermark
+    target: str
+    cause: str
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., length: _Optional[int] = ..., watermark: _Optional[_Union[KVWatermark, _Mapping]] = ..., target: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class HandoverResponse(_message.Message):
+    __slots__ = ("moved", "token", "target")
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    moved: bool
+    token: FencingToken
+    target: str
+    def __init__(self, moved: _Optional[bool] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., target: _Optional[str] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: bytes
+    def __init__(self, status: _Optional[bytes] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("notices",)
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
+    notices: _containers.RepeatedCompositeFieldContainer[NoticeMessage]
+    def __init__(self, notices: _Optional[_Iterable[_Union[NoticeMessage, _Mapping]]] = ...) -> None: ...
+
+class NoticeMessage(_message.Message):
+    __slots__ = ("id", "node_id", "kind", "deadline", "source")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    node_id: str
+    kind: str
+    deadline: float
+    source: str
+    def __init__(self, id: _Optional[str] = ..., node_id: _Optional[str] = ..., kind: _Optional[str] = ..., deadline: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+
+class RaiseNoticeRequest(_message.Message):
+    __slots__ = ("notice",)
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    notice: NoticeMessage
+    def __init__(self, notice: _Optional[_Union[NoticeMessage, _Mapping]] = ...) -> None: ...
+
+class RaiseNoticeResponse(_message.Message):
+    __slots__ = ("is_new",)
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    is_new: bool
+    def __init__(self, is_new: _Optional[bool] = ...) -> None: ...
+
+class WithdrawNoticeRequest(_message.Message):
+    __slots__ = ("notice_id",)
+    NOTICE_ID_FIELD_NUMBER: _ClassVar[int]
+    notice_id: str
+    def __init__(self, notice_id: _Optional[str] = ...) -> None: ...
+
+class WithdrawNoticeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,1 @@
+"""What computes: the engine, its commits, the notices and the drain. One actor per accelerator group."""

@@ -1,0 +1,1 @@
+"""How a node learns that it will be taken away."""
