@@ -78,6 +78,7 @@ class LeasedRequest(msgspec.Struct, frozen=True):
     max_tokens: int
     numerics_class: str
     leased_at: float
+    attempts: int = 0  # > 0: a suspect, which runs alone
 
 
 class ContextStore(Protocol):

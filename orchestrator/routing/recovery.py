@@ -1,0 +1,47 @@
+"""Recovery: what becomes of requests whose owner is gone, and of those that break engines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from context_daemon.records import InterruptionCause
+from context_daemon.store import LeasedRequest, ReadyRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPolicy:
+    # Suspected once: it runs again alone. A fault while alone is its second attempt, and convicts.
+    max_attempts: int = 2
+
+
+def orphans(
+    leased: Iterable[LeasedRequest], dead: Mapping[str, InterruptionCause]
+) -> dict[InterruptionCause, list[LeasedRequest]]:
+    """Requests owned by workers known to be dead, by cause."""
+    found: dict[InterruptionCause, list[LeasedRequest]] = {}
+    for lease in leased:
+        cause = dead.get(lease.worker_id)
+        if cause is not None:
+            found.setdefault(cause, []).append(lease)
+    return found
+
+
+def convicted(ready: Iterable[ReadyRequest], policy: RecoveryPolicy) -> list[ReadyRequest]:
+    """Requests that broke an engine while alone on it: they get their error line and are not run again."""
+    return [request for request in ready if request.attempts >= policy.max_attempts]
+
+
+def conviction_payload(custom_id: str, line: int, attempts: int) -> bytes:
+    """An error line in OpenAI's batch shape."""
+    message = f"line {line}: the engine failed {attempts} times on this request, the last time while it ran alone"
+    return msgspec.json.encode(
+        {
+            "id": f"batch_req_{line}",
+            "custom_id": custom_id,
+            "response": None,
+            "error": {"code": "engine_fault", "message": message},
+        }
+    )

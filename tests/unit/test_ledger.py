@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from context_daemon.records import (
+    CommitResult,
+    CommitStatus,
+    Endpoint,
+    FencingToken,
+    Finish,
+    RequestKey,
+    RequestSpec,
+    SamplingParams,
+    TokenCommit,
+)
+from worker.ledger import Held, KVRange, Ledger
+
+PAGE = 16
+PROMPT = tuple(range(20))
+
+
+def held(line: int = 1, epoch: int = 1, tokens: list[int] | None = None) -> Held:
+    spec = RequestSpec(line, f"c{line}", Endpoint.CHAT, PROMPT, SamplingParams(seed=1, max_tokens=100))
+    tokens = tokens or []
+    return Held(RequestKey("job", line), FencingToken(1, epoch), spec, tokens, acked=len(tokens))
+
+
+def ok(commit: TokenCommit) -> CommitResult:
+    return CommitResult(commit.key, CommitStatus.OK, commit.position + len(commit.tokens))
+
+
+def ledger_with(item: Held, restored: int = 0) -> Ledger:
+    ledger = Ledger("layout", PAGE)
+    ledger.add(item, restored)
+    return ledger
+
+
+def test_commits_go_from_the_acknowledged_position() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.append(item.key, 7)
+    (first,) = ledger.pending_commits()
+    ledger.append(item.key, 8)  # while the first is under way
+    assert (first.position, first.tokens) == (0, (7,))
+    ledger.acknowledge([first], [ok(first)])
+    (second,) = ledger.pending_commits()
+    assert (second.position, second.tokens) == (1, (8,))
+
+
+def test_a_gap_sends_the_rest_again() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    for token in (1, 2, 3):
+        ledger.append(item.key, token)
+    sent = ledger.pending_commits()
+    ledger.acknowledge(sent, [ok(sent[0])])
+    ledger.append(item.key, 4)
+    sent = ledger.pending_commits()
+    ledger.acknowledge(sent, [CommitResult(item.key, CommitStatus.GAP, 1)])
+    (again,) = ledger.pending_commits()
+    assert (again.position, again.tokens) == (1, (2, 3, 4))
+
+
+def test_fenced_and_diverged_are_dropped_and_told() -> None:
+    one, two = held(1), held(2)
+    ledger = ledger_with(one)
+    ledger.add(two, 0)
+    ledger.append(one.key, 1)
+    ledger.append(two.key, 1)
+    sent = ledger.pending_commits()
+    statuses = {one.key: CommitStatus.FENCED, two.key: CommitStatus.DIVERGED}
+    outcome = ledger.acknowledge(sent, [CommitResult(c.key, statuses[c.key], 1) for c in sent])
+    assert outcome.fenced == [one.key] and outcome.diverged == [(two.key, 1)]
+    assert ledger.all() == []
+
+
+def test_an_answer_for_an_older_owner_changes_nothing() -> None:
+    item = held(epoch=1)
+    ledger = ledger_with(item)
+    ledger.append(item.key, 1)
+    sent = ledger.pending_commits()
+    ledger.drop(item.key)
+    ledger.add(held(epoch=3), 0)
+    outcome = ledger.acknowledge(sent, [CommitResult(item.key, CommitStatus.FENCED, 0)])
+    assert outcome.fenced == [] and ledger.get(item.key) is not None
+
+
+def test_watermark_claims_only_acknowledged_slots_and_rides_on_the_next_commit() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 20})
+    (kv,) = ledger.take_kv(1000)
+    ledger.append(item.key, 5)
+    (commit,) = ledger.pending_commits()
+    assert commit.watermark is None
+    ledger.acknowledge([commit], [ok(commit)])
+    ledger.kv_written([kv])
+    ledger.append(item.key, 6)
+    (commit,) = ledger.pending_commits()
+    assert commit.watermark is not None and commit.watermark.positions == 20
+
+
+def test_a_prefill_commits_its_watermark_alone() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 16})
+    ledger.kv_written(ledger.take_kv(1000))
+    (commit,) = ledger.pending_commits()
+    assert commit.tokens == () and commit.watermark is not None and commit.watermark.positions == 16
+    ledger.acknowledge([commit], [ok(commit)])
+    assert ledger.pending_commits() == []
+
+
+def test_resumed_sequence_writes_its_open_page_again() -> None:
+    item = held(epoch=2, tokens=[1, 2, 3])
+    ledger = ledger_with(item, restored=21)
+    ledger.computed({item.key: 22})
+    (kv,) = ledger.take_kv(1000)
+    assert (kv.start, kv.stop, kv.epoch) == (16, 22, 2)
+
+
+def test_skipped_kv_is_filled_in_later_without_holes() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 19})
+    (first,) = ledger.take_kv(10)
+    assert ledger.take_kv(0) == []
+    (second,) = ledger.take_kv(100)
+    assert (first.start, first.stop, second.start, second.stop) == (0, 10, 10, 19)
+
+
+def test_failed_writes_are_due_again_and_hide_no_hole() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 10})
+    first = ledger.take_kv(100)
+    ledger.computed({item.key: 15})
+    second = ledger.take_kv(100)
+    ledger.kv_failed(first)
+    ledger.kv_written(second)  # was under way behind the failed one
+    assert item.kv_acked == 0
+    (again,) = ledger.take_kv(100)
+    assert (again.start, again.stop) == (0, 15)
+
+
+def test_lost_kv_store_makes_everything_due_again() -> None:
+    item = held(epoch=2, tokens=[1])
+    ledger = ledger_with(item, restored=20)
+    ledger.kv_lost()
+    ledger.computed({item.key: 20})
+    (kv,) = ledger.take_kv(100)
+    assert (kv.start, kv.stop, item.first_page) == (0, 20, 0)
+
+
+def test_finished_sequence_takes_no_more_tokens_and_leaves_when_acknowledged() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.append(item.key, 1)
+    ledger.finish(item.key, Finish(True, b"{}"))
+    assert ledger.append(item.key, 2) is None
+    sent = ledger.pending_commits()
+    assert sent[0].tokens == (1,) and sent[0].finish is not None
+    assert ledger.acknowledge(sent, [ok(sent[0])]).finished == [item.key]
+
+
+@given(st.lists(st.sampled_from(["token", "lose", "commit", "late", "kv", "kv_fail", "kv_lost"]), max_size=80))
+def test_any_interleaving_reaches_the_store_whole_and_in_order(actions: list[str]) -> None:
+    item = held()
+    ledger = ledger_with(item)
+    store: list[int] = []
+    kv_store: set[int] = set()
+    late: TokenCommit | None = None
+
+    def write(commit: TokenCommit) -> CommitResult:
+        """The store's contract: a prefix that is there is a repeat, a gap is refused."""
+        if commit.position > len(store):
+            return CommitResult(commit.key, CommitStatus.GAP, len(store))
+        overlap = store[commit.position : commit.position + len(commit.tokens)]
+        assert tuple(overlap) == commit.tokens[: len(overlap)]
+        store.extend(commit.tokens[len(overlap) :])
+        if commit.watermark:
+            assert set(range(commit.watermark.positions)) <= kv_store
+            assert commit.watermark.positions <= len(PROMPT) + len(store) - 1
+        return ok(commit)
+
+    flying: list[KVRange] = []
+    for action in [*actions, "commit"]:
+        if action == "token":
+            ledger.append(item.key, len(item.tokens))
+            ledger.computed({item.key: item.total - 1})
+        elif action == "kv":
+            for kv in flying or ledger.take_kv(7):
+                kv_store.update(range(kv.start, kv.stop))
+                ledger.kv_written([kv])
+            flying = ledger.take_kv(3)
+        elif action == "kv_fail":
+            ledger.kv_failed(flying)
+            flying = []
+        elif action == "kv_lost":
+            kv_store.clear()
+            flying = []
+            ledger.kv_lost()
+            item.watermark_sent = 0
+        elif sent := ledger.pending_commits():
+            results = [write(commit) for commit in sent]
+            if action == "commit":
+                ledger.acknowledge(sent, results)
+            elif action == "late":
+                late = sent[0]
+            if late is not None and action == "lose":
+                write(late)
+                late = None
+    assert store == item.tokens
+
+
+def test_back_pressure_is_measured_per_sequence() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    for token in range(5):
+        ledger.append(item.key, token)
+    assert ledger.lag() == 5
+    assert ledger.wait_below_lag(6, timeout=0) and not ledger.wait_below_lag(5, timeout=0)

@@ -1,0 +1,274 @@
+"""What this worker holds, and how much of it is committed: the bookkeeping between the step loop and the committers.
+
+No I/O and no threads of its own; one lock, because the loop writes while the committers read. The rule it keeps: tokens
+are sent from what the store acknowledged, KV from what the KV store acknowledged, and a watermark never claims a slot
+whose write was not acknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from context_daemon.records import (
+    CommitResult,
+    CommitStatus,
+    FencingToken,
+    Finish,
+    KVWatermark,
+    RequestKey,
+    RequestSpec,
+    ResumeReport,
+    TokenCommit,
+)
+
+
+@dataclass(slots=True)
+class Held:
+    """One owned sequence. Positions count prompt and generated tokens, `tokens` the generated ones only."""
+
+    key: RequestKey
+    token: FencingToken
+    spec: RequestSpec
+    tokens: list[int]
+    acked: int  # generated tokens the store holds
+    kv_len: int = 0  # positions with KV in the engine
+    kv_queued: int = 0  # positions exported, under way to the KV store
+    kv_acked: int = 0  # positions the KV store has under this epoch
+    first_page: int = 0  # this epoch's pages start here
+    watermark_sent: int = 0
+    finish: Finish | None = None
+    resume: ResumeReport | None = None
+    exact: bool = True
+    frozen: bool = False  # being handed over: produces nothing more
+
+    @property
+    def uncommitted(self) -> int:
+        return len(self.tokens) - self.acked
+
+    @property
+    def total(self) -> int:
+        return len(self.spec.prompt_token_ids) + len(self.tokens)
+
+    def flushed(self) -> bool:
+        """All that the engine produced is acknowledged; the hand-over may carry it."""
+        return self.uncommitted == 0 and self.kv_acked >= min(self.kv_len, self.total - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVRange:
+    """Slots `[start, stop)` of a sequence, due to be exported and written."""
+
+    key: RequestKey
+    epoch: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the loop must do after a commit was answered."""
+
+    fenced: list[RequestKey] = field(default_factory=list)
+    diverged: list[tuple[RequestKey, int]] = field(default_factory=list)  # and the store's length
+    finished: list[RequestKey] = field(default_factory=list)
+    acked_tokens: int = 0
+
+
+class Ledger:
+    def __init__(self, layout: str, page_size: int) -> None:
+        self._layout = layout
+        self._page_size = page_size
+        self._held: dict[RequestKey, Held] = {}
+        self._lock = threading.Lock()
+        self.changed = threading.Condition(self._lock)
+
+    # -- what is held -----------------------------------------------------------------------------------------------
+    def add(self, held: Held, restored: int) -> None:
+        """Own a sequence whose first `restored` positions came back; its open page is written anew under this epoch."""
+        held.first_page = restored // self._page_size
+        held.kv_len = restored
+        held.kv_queued = held.kv_acked = held.first_page * self._page_size
+        with self.changed:
+            self._held[held.key] = held
+            self.changed.notify_all()
+
+    def get(self, key: RequestKey) -> Held | None:
+        with self._lock:
+            return self._held.get(key)
+
+    def drop(self, key: RequestKey) -> None:
+        with self.changed:
+            self._held.pop(key, None)
+            self.changed.notify_all()
+
+    def all(self) -> list[Held]:
+        with self._lock:
+            return list(self._held.values())
+
+    # -- the step loop writes ---------------------------------------------------------------------------------------
+    def append(self, key: RequestKey, token_id: int) -> Held | None:
+        with self.changed:
+            held = self._held.get(key)
+            if held is None or held.frozen or held.finish is not None:
+                return None
+            held.tokens.append(token_id)
+            self.changed.notify_all()
+            return held
+
+    def finish(self, key: RequestKey, finish: Finish) -> None:
+        with self.changed:
+            self._held[key].finish = finish
+            self.changed.notify_all()
+
+    def report_resume(self, key: RequestKey, report: ResumeReport) -> None:
+        with self._lock:
+            if key in self._held:
+                self._held[key].resume = report
+
+    def computed(self, kv_len: dict[RequestKey, int]) -> None:
+        """Record how far each sequence's KV reaches after a step (less than before, when its pages were taken back)."""
+        with self._lock:
+            for key, positions in kv_len.items():
+                if key in self._held:
+                    self._held[key].kv_len = positions
+
+    def freeze(self, key: RequestKey) -> Held | None:
+        with self._lock:
+            held = self._held.get(key)
+            if held is None or held.finish is not None:
+                return None
+            held.frozen = True
+            return held
+
+    # -- tokens -----------------------------------------------------------------------------------------------------
+    def lag(self) -> int:
+        """The most uncommitted tokens any sequence has: the back-pressure's measure, in steps."""
+        with self._lock:
+            return max((held.uncommitted for held in self._held.values()), default=0)
+
+    def pending_commits(self) -> list[TokenCommit]:
+        with self._lock:
+            return self._due_commits()
+
+    def wait_commits(self, timeout: float) -> list[TokenCommit]:
+        """Like `pending_commits`, but waits up to `timeout` seconds for the first."""
+        with self.changed:
+            self.changed.wait_for(lambda: any(map(self._is_due, self._held.values())), timeout)
+            return self._due_commits()
+
+    def wait_flushed(self, key: RequestKey, timeout: float) -> bool:
+        """Wait until all of a frozen sequence is acknowledged. False if time ran out first, or it is not held any more."""
+        with self.changed:
+            self.changed.wait_for(lambda: key not in self._held or self._held[key].flushed(), timeout)
+            return key in self._held and self._held[key].flushed()
+
+    def wait_below_lag(self, limit: int, timeout: float) -> bool:
+        """Back-pressure: wait until no sequence is `limit` or more tokens ahead of the store."""
+        with self.changed:
+            return self.changed.wait_for(lambda: all(h.uncommitted < limit for h in self._held.values()), timeout)
+
+    def _due_commits(self) -> list[TokenCommit]:
+        return [self._commit_of(held) for held in self._held.values() if self._is_due(held)]
+
+    def _is_due(self, held: Held) -> bool:
+        # A prefill has no tokens to ride on: its watermark goes alone, so that a long prompt is not computed twice.
+        alone = not held.tokens and self._watermark_of(held) is not None
+        return held.uncommitted > 0 or held.finish is not None or alone
+
+    def _watermark_of(self, held: Held) -> KVWatermark | None:
+        positions = min(held.kv_acked, held.total - 1)
+        if positions <= held.first_page * self._page_size or positions <= held.watermark_sent:
+            return None
+        return KVWatermark(positions=positions, first_page=held.first_page, layout=self._layout)
+
+    def watermark(self, held: Held) -> KVWatermark | None:
+        """The whole claim of a hand-over, sent before or not."""
+        positions = min(held.kv_acked, held.total - 1)
+        if positions <= held.first_page * self._page_size:
+            return None
+        return KVWatermark(positions=positions, first_page=held.first_page, layout=self._layout)
+
+    def _commit_of(self, held: Held) -> TokenCommit:
+        return TokenCommit(
+            key=held.key,
+            token=held.token,
+            position=held.acked,
+            tokens=tuple(held.tokens[held.acked :]),
+            watermark=self._watermark_of(held),
+            finish=held.finish,
+            resume=held.resume,
+        )
+
+    def acknowledge(self, sent: Iterable[TokenCommit], results: Iterable[CommitResult]) -> Outcome:
+        """Take the store's answers in. Fenced, diverged and finished sequences are not held any more."""
+        outcome = Outcome()
+        with self.changed:
+            for commit, result in zip(sent, results, strict=True):
+                held = self._held.get(commit.key)
+                if held is None or held.token != commit.token:
+                    continue  # dropped, or owned anew, while the commit was under way
+                self._apply(held, commit, result, outcome)
+            self.changed.notify_all()
+        return outcome
+
+    def _apply(self, held: Held, commit: TokenCommit, result: CommitResult, outcome: Outcome) -> None:
+        if result.status is CommitStatus.OK:
+            outcome.acked_tokens += len(commit.tokens)
+            held.acked = commit.position + len(commit.tokens)
+            held.watermark_sent = commit.watermark.positions if commit.watermark else held.watermark_sent
+            held.resume = None if held.resume is commit.resume else held.resume
+            if commit.finish is not None:
+                outcome.finished.append(held.key)
+                del self._held[held.key]
+        elif result.status is CommitStatus.GAP and result.length < commit.position:
+            held.acked = result.length
+        elif result.status is CommitStatus.FENCED:
+            outcome.fenced.append(held.key)
+            del self._held[held.key]
+        else:
+            outcome.diverged.append((held.key, result.length))
+            del self._held[held.key]
+
+    # -- KV ---------------------------------------------------------------------------------------------------------
+    def take_kv(self, max_slots: int, only: RequestKey | None = None) -> list[KVRange]:
+        """What to export now (of one sequence, if named), first hole first; at most `max_slots`. Marks it queued.
+
+        What does not fit is skipped, not lost: it stays due while it is resident.
+        """
+        ranges: list[KVRange] = []
+        with self._lock:
+            for held in self._held.values():
+                stop = min(held.kv_len, held.kv_queued + max_slots)
+                if stop <= held.kv_queued or held.finish is not None or only not in (None, held.key):
+                    continue
+                ranges.append(KVRange(held.key, held.token.epoch, held.kv_queued, stop))
+                max_slots -= stop - held.kv_queued
+                held.kv_queued = stop
+                if max_slots <= 0:
+                    break
+        return ranges
+
+    def kv_written(self, ranges: Iterable[KVRange]) -> None:
+        with self.changed:
+            for item in ranges:
+                held = self._held.get(item.key)
+                # A write acknowledged after a failed one before it must not hide the hole.
+                if held is not None and held.token.epoch == item.epoch and item.start <= held.kv_acked:
+                    held.kv_acked = max(held.kv_acked, item.stop)
+            self.changed.notify_all()
+
+    def kv_failed(self, ranges: Iterable[KVRange]) -> None:
+        """Nothing is known about these writes: they are due again."""
+        with self._lock:
+            for item in ranges:
+                held = self._held.get(item.key)
+                if held is not None:
+                    held.kv_queued = held.kv_acked
+
+    def kv_lost(self) -> None:
+        """The KV server came back empty: everything resident is due again, from the first page on."""
+        with self._lock:
+            for held in self._held.values():
+                held.kv_queued = held.kv_acked = held.first_page = held.watermark_sent = 0

@@ -1,0 +1,226 @@
+"""The step loop: the one thread that touches the engine.
+
+Each turn: take orders in, decide the drain, step, hand the new tokens to the ledger and export the new KV slots. It never
+waits for a network round trip; it waits for commits only when the store is further behind than the bound.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from context_daemon.observability import get_logger
+from context_daemon.records import Finish, RequestKey, ResumeReport
+from worker.answer import Answer
+from worker.commit import KVCommitter
+from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, StepOutput
+from worker.ledger import Held, Ledger
+from worker.metrics import (
+    BACK_PRESSURE,
+    GENERATION_TOKENS,
+    KV_USAGE,
+    PREEMPTIONS,
+    PROMPT_TOKENS,
+    RECOMPUTED,
+    RUNNING,
+    STEP_SECONDS,
+    WAITING,
+)
+
+log = get_logger(__name__)
+
+_IDLE_S = 0.02
+_RATE_WINDOW_S = 3.0
+
+
+@dataclass(slots=True)
+class Admission:
+    """A sequence with all that its start or resumption needs, ready to enter the engine."""
+
+    held: Held
+    answer: Answer
+    kv: bytes | bytearray | memoryview
+    kv_len: int
+    restore_ms: float
+    interrupted: bool
+
+
+@dataclass(slots=True)
+class _Running:
+    answer: Answer
+    admitted_at: float
+    restored: int
+    restore_ms: float
+    report_due: bool
+
+
+class StepLoop:
+    """Runs an engine in a thread of its own. Everything else talks to it through `post`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        kv: KVCommitter,
+        *,
+        max_commit_lag: int,
+        on_turn: Callable[[], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._kv = kv
+        self._slot_bytes = engine.layout.slot_bytes
+        self._max_commit_lag = max_commit_lag
+        self._on_turn = on_turn
+        self._on_crash = on_crash
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._running: dict[RequestKey, _Running] = {}
+        self._samples: deque[tuple[float, int]] = deque()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+        self.beat = 0  # grows with each turn: the heartbeat's proof of life
+        self.step_s = 0.1  # exponentially averaged
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=10)
+
+    def post(self, order: Callable[[], None]) -> None:
+        """Have `order` run in the loop's thread before its next step."""
+        self._orders.put(order)
+
+    def tokens_per_s(self) -> float:
+        now = time.monotonic()
+        recent = [count for at, count in list(self._samples) if now - at < _RATE_WINDOW_S]
+        return sum(recent) / _RATE_WINDOW_S
+
+    # -- orders (called in the loop's thread) -----------------------------------------------------------------------
+    def admit(self, admission: Admission) -> None:
+        held = admission.held
+        if admission.answer.finished is not None:  # its last commit was made, its end was not
+            self._ledger.add(held, admission.kv_len)
+            self._ledger.finish(held.key, admission.answer.payload(admission.answer.finished, exact=held.exact))
+            return
+        self._ledger.add(held, admission.kv_len)
+        self._running[held.key] = _Running(
+            admission.answer, time.monotonic(), admission.kv_len, admission.restore_ms, admission.interrupted
+        )
+        request = EngineRequest(held.key, held.spec.prompt_token_ids, held.spec.params)
+        resume = ResumeState(tuple(held.tokens), admission.kv_len, admission.kv) if admission.interrupted else None
+        try:
+            self._engine.add(request, resume)
+        except RequestError as error:
+            self._end(held.key, admission.answer.error("invalid_request_error", str(error)))
+
+    def drop(self, key: RequestKey) -> None:
+        """Forget a sequence that is not ours any more."""
+        self._engine.abort(key)
+        self._running.pop(key, None)
+        self._ledger.drop(key)
+
+    def freeze(self, key: RequestKey) -> Held | None:
+        """Stop a sequence after the step just done, its last slots exported; the ledger flushes what is on its way."""
+        held = self._ledger.freeze(key)
+        if held is None:
+            return None
+        self._export(max(self._kv.room(), held.total), only=key)
+        self._engine.abort(key)
+        self._running.pop(key, None)
+        return held
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - the engine is dead: its process must go with it
+            self._on_crash(error)
+
+    def _turn(self) -> None:
+        self.beat += 1
+        self._take_orders()
+        self._on_turn()
+        if not self._engine.has_work() or self._held_back():
+            return
+        started = time.monotonic()
+        output = self._engine.step()
+        elapsed = time.monotonic() - started
+        self.step_s += 0.2 * (elapsed - self.step_s)
+        STEP_SECONDS.observe(elapsed)
+        self._account(output)
+        for token in output.tokens:
+            self._take_token(token)
+        self._ledger.computed(output.kv_len | {key: 0 for key in output.preempted})
+        self._export(self._kv.room())
+
+    def _take_orders(self) -> None:
+        try:
+            order = self._orders.get(timeout=0 if self._engine.has_work() else _IDLE_S)
+            while True:
+                order()
+                order = self._orders.get_nowait()
+        except queue.Empty:
+            return
+
+    def _held_back(self) -> bool:
+        started = time.monotonic()
+        if self._ledger.wait_below_lag(self._max_commit_lag, timeout=_IDLE_S):
+            return False
+        BACK_PRESSURE.inc(time.monotonic() - started)
+        return True
+
+    def _take_token(self, token: NewToken) -> None:
+        running = self._running.get(token.key)
+        if running is None:
+            return
+        if running.report_due:
+            self._report_resume(token.key, running)
+        held = self._ledger.append(token.key, token.token_id)
+        stopped = running.answer.push(token.token_id)
+        reason = "stop" if stopped else token.finish_reason
+        if held is not None and reason is not None:
+            self._end(token.key, running.answer.payload(reason, exact=held.exact))
+
+    def _report_resume(self, key: RequestKey, running: _Running) -> None:
+        running.report_due = False
+        recomputed = self._engine.recomputed_tokens(key)
+        RECOMPUTED.inc(recomputed)
+        source = "store" if running.restored else "recompute"
+        recompute_ms = 1e3 * (time.monotonic() - running.admitted_at)
+        report = ResumeReport(recomputed, running.restored, running.restore_ms, recompute_ms, source)
+        self._ledger.report_resume(key, report)
+
+    def _end(self, key: RequestKey, finish: Finish) -> None:
+        self._ledger.finish(key, finish)
+        self._engine.abort(key)
+        self._running.pop(key, None)
+
+    def _export(self, max_slots: int, only: RequestKey | None = None) -> None:
+        batch = []
+        for item in self._ledger.take_kv(max_slots, only):
+            raw = bytearray((item.stop - item.start) * self._slot_bytes)
+            self._engine.export_slots(item.key, item.start, item.stop, memoryview(raw))
+            batch.append((item, raw))
+        if batch:
+            self._kv.put(batch)
+
+    def _account(self, output: StepOutput) -> None:
+        now = time.monotonic()
+        self._samples.append((now, len(output.tokens)))
+        while self._samples and now - self._samples[0][0] > 2 * _RATE_WINDOW_S:
+            self._samples.popleft()
+        capacity = self._engine.capacity
+        RUNNING.set(capacity.running)
+        WAITING.set(capacity.waiting)
+        KV_USAGE.set(capacity.pages_used / max(1, capacity.pages_total))
+        PREEMPTIONS.inc(len(output.preempted))
+        PROMPT_TOKENS.inc(output.prefill_tokens)
+        GENERATION_TOKENS.inc(len(output.tokens))

@@ -1,0 +1,284 @@
+"""A worker without Ray: admission, the step loop, the committers, heartbeats and the drain, wired together.
+
+The actor is a thin shell around this class; tests and benchmarks run it directly.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from context_daemon.client import ContextClient, NotOwner
+from context_daemon.observability import get_logger
+from context_daemon.records import (
+    InterruptionCause,
+    Lease,
+    Notice,
+    NoticeKind,
+    RequestKey,
+    RequestRecord,
+    WorkerStatus,
+)
+from context_daemon.store import StoreUnavailable
+from worker import drain
+from worker.answer import Answer, AnswerBuilder
+from worker.commit import KVCommitter, TokenCommitter
+from worker.engine.protocol import Engine, EngineFault
+from worker.ledger import Held, Ledger, Outcome
+from worker.loop import Admission, StepLoop
+from worker.metrics import HANDED_OVER
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    worker_id: str
+    node_id: str
+    model: str
+    heartbeat_s: float = 0.25
+    max_commit_lag: int = 64  # tokens of one sequence
+    max_queued_kv_bytes: int = 256 << 20
+    metrics_address: str = ""
+    pid: int = 0
+
+
+class WorkerRuntime:
+    """Owns an engine and what it holds.
+
+    `notify(lease)` tells the next owner of a handed-over request; `die(reason)` ends the process (a live worker around a
+    dead engine is worse than none).
+    """
+
+    def __init__(
+        self,
+        options: RuntimeOptions,
+        engine: Engine,
+        client: ContextClient,
+        answers: AnswerBuilder,
+        *,
+        notify: Callable[[Lease], None],
+        die: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = options
+        self._engine = engine
+        self._client = client
+        self._answers = answers
+        self._notify = notify
+        self._die = die
+        self._clock = clock
+        layout = engine.layout
+        self._ledger = Ledger(layout.fingerprint, layout.page_size)
+        max_slots = max(64, options.max_queued_kv_bytes // layout.slot_bytes)
+        self._kv = KVCommitter(self._ledger, client, layout, max_slots, self._crashed)
+        self._tokens = TokenCommitter(self._ledger, client, self._on_outcome, self._crashed)
+        self._loop = StepLoop(
+            engine,
+            self._ledger,
+            self._kv,
+            max_commit_lag=options.max_commit_lag,
+            on_turn=self._drain_turn,
+            on_crash=self._crashed,
+        )
+        self._admissions = ThreadPoolExecutor(4, thread_name_prefix="admit")
+        self._handovers = ThreadPoolExecutor(16, thread_name_prefix="handover")
+        self._admitting: dict[RequestKey, Lease] = {}
+        self._admitting_lock = threading.Lock()
+        self._notice: Notice | None = None
+        self._targets: dict[RequestKey, str] = {}
+        self._stopping = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        for part in (self._tokens, self._kv, self._loop, self._heart):
+            part.start()
+
+    def stop(self) -> None:
+        """Stop without handing anything over: leases run out as after a crash."""
+        self._stopping.set()
+        for part in (self._loop, self._tokens, self._kv):
+            part.stop()
+        self._admissions.shutdown(cancel_futures=True)
+        self._handovers.shutdown(cancel_futures=True)
+        self._heart.join(timeout=10)
+
+    # -- admission --------------------------------------------------------------------------------------------------
+    def admit(self, leases: Iterable[Lease]) -> None:
+        """Take over leased requests. Idempotent: what is held or on its way is left alone."""
+        for lease in leases:
+            with self._admitting_lock:
+                held = self._ledger.get(lease.key)
+                if self._admitting.get(lease.key) == lease or (held is not None and held.token == lease.token):
+                    continue
+                self._admitting[lease.key] = lease
+            self._admissions.submit(self._restore, lease)
+
+    def _restore(self, lease: Lease) -> None:
+        try:
+            self._restore_once(lease)
+        except NotOwner as error:
+            log.info("lease_gone", request=str(lease.key), epoch=lease.token.epoch, reason=str(error))
+        except StoreUnavailable as error:
+            # The lease stays ours on record; the router sends it again when the store is back.
+            log.warning("restore_postponed", request=str(lease.key), error=str(error))
+        except Exception as error:  # noqa: BLE001 - a thread pool would swallow it
+            self._crashed(error)
+        finally:
+            with self._admitting_lock:
+                if self._admitting.get(lease.key) == lease:
+                    del self._admitting[lease.key]
+
+    def _restore_once(self, lease: Lease) -> None:
+        started = time.monotonic()
+        record, kv, positions = self._client.restore(
+            lease.key, lease.token, self._options.worker_id, self._engine.layout.fingerprint, want_kv=True
+        )
+        positions = min(positions, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
+        restore_ms = 1e3 * (time.monotonic() - started)
+        admission = self._admission(record, kv, positions, restore_ms)
+        done = threading.Event()
+        self._loop.post(lambda: (self._loop.admit(admission), done.set())[-1])
+        # Listed as being admitted until the ledger has it, so that no heartbeat leaves it out.
+        while not done.wait(0.5) and not self._stopping.is_set():
+            pass
+
+    def _admission(self, record: RequestRecord, kv: bytearray, positions: int, restore_ms: float) -> Admission:
+        tokens = list(record.tokens)
+        held = Held(record.key, record.token, record.spec, tokens, acked=len(tokens), exact=record.exact)
+        answer: Answer = self._answers.start(record.key, record.spec, tokens)
+        interrupted = record.token.epoch > 1
+        return Admission(held, answer, kv, positions, restore_ms, interrupted)
+
+    # -- after a commit ---------------------------------------------------------------------------------------------
+    def _on_outcome(self, outcome: Outcome) -> None:
+        for key in outcome.fenced:
+            log.info("fenced", request=str(key), effect="another owner has it; dropped here")
+            self._loop.post(lambda key=key: self._loop.drop(key))  # type: ignore[misc]
+        for key, length in outcome.diverged:
+            log.error("diverged", request=str(key), length=length, effect="the store keeps its tokens; dropped here")
+            self._loop.post(lambda key=key: self._loop.drop(key))  # type: ignore[misc]
+
+    # -- heartbeat --------------------------------------------------------------------------------------------------
+    def status(self) -> WorkerStatus:
+        capacity = self._engine.capacity
+        with self._admitting_lock:
+            admitting = {lease.key: lease.token for lease in self._admitting.values()}
+        held = {item.key: item.token for item in self._ledger.all()} | admitting
+        draining = self._terminating() is not None
+        state = "ready" if not draining else ("draining" if held else "drained")
+        layout = self._engine.layout
+        return WorkerStatus(
+            worker_id=self._options.worker_id,
+            node_id=self._options.node_id,
+            model=self._options.model,
+            numerics_class=layout.numerics_class,
+            beat=self._loop.beat,
+            running=capacity.running,
+            waiting=capacity.waiting + len(admitting),
+            max_num_seqs=capacity.max_num_seqs,
+            pages_used=capacity.pages_used,
+            pages_total=capacity.pages_total,
+            page_size=layout.page_size,
+            max_model_len=capacity.max_model_len,
+            tokens_per_s=round(self._loop.tokens_per_s(), 2),
+            held=tuple((k.job_id, k.line, k.choice, t.epoch) for k, t in held.items()),
+            draining=draining,
+            state=state,
+            layout=layout.fingerprint,
+            pid=self._options.pid,
+            metrics_address=self._options.metrics_address,
+        )
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self._options.heartbeat_s):
+            try:
+                self._hear(self._client.heartbeat(self.status()))
+            except StoreUnavailable as error:
+                log.warning("heartbeat_failed", error=str(error))
+            except Exception as error:  # noqa: BLE001 - without a heart the worker would be declared dead, silently
+                self._crashed(error)
+
+    def _hear(self, notices: list[Notice]) -> None:
+        terminal = [notice for notice in notices if notice.kind is not NoticeKind.REBALANCE]
+        notice = min(terminal, key=lambda item: item.deadline, default=None)
+        if notice != self._notice:
+            event = "notice_seen" if notice else "notice_withdrawn"
+            log.warning(event, kind=notice.kind if notice else "", deadline=notice.deadline if notice else 0)
+        self._notice = notice
+
+    def _terminating(self) -> Notice | None:
+        return self._notice
+
+    # -- drain ------------------------------------------------------------------------------------------------------
+    def set_targets(self, targets: dict[RequestKey, str]) -> None:
+        """Where the router wants this node's sequences to go; without a word they go back to the queue."""
+        self._targets = dict(targets)
+
+    def _pace(self) -> drain.DrainPace:
+        flush_s = self._tokens.latency_s + self._kv.latency_s + 0.05
+        return drain.DrainPace(step_s=self._loop.step_s, flush_s=flush_s)
+
+    def _drain_turn(self) -> None:
+        """In the loop's thread, before each step."""
+        notice = self._terminating()
+        if notice is None:
+            return
+        held = [item for item in self._ledger.all() if not item.frozen and item.finish is None]
+        sequences = [drain.DrainSequence(item.key, item.spec.params.max_tokens - len(item.tokens)) for item in held]
+        decisions = drain.plan(self._clock(), notice.deadline, self._pace(), sequences)
+        for key, action in decisions.items():
+            if action is drain.Action.HAND_OVER:
+                frozen = self._loop.freeze(key)
+                if frozen is not None:
+                    self._handovers.submit(self._hand_over, frozen, notice)
+
+    def _hand_over(self, held: Held, notice: Notice) -> None:
+        try:
+            # Half of what is left is for the flush; a KV store that does not answer must not cost us the cut-over.
+            patience = max(0.2, (notice.deadline - self._clock()) / 2)
+            flushed = self._ledger.wait_flushed(held.key, patience)
+            lease = self._move(held, self._targets.get(held.key, ""), InterruptionCause.NOTICE, notice.deadline)
+            HANDED_OVER.labels("worker" if lease and lease.worker_id else "queue").inc()
+            log.info(
+                "handed_over",
+                request=str(held.key),
+                epoch=held.token.epoch,
+                to=lease.worker_id if lease else "nobody: not the owner any more",
+                tokens=len(held.tokens),
+                flushed=flushed,
+            )
+            if lease is not None and lease.worker_id:
+                self._notify(lease)
+        except Exception as error:  # noqa: BLE001 - a thread pool would swallow it
+            self._crashed(error)
+
+    def _move(self, held: Held, target: str, cause: InterruptionCause, deadline: float) -> Lease | None:
+        """One script moves the lease. Retried until the deadline: it is idempotent."""
+        while True:
+            try:
+                watermark = self._ledger.watermark(held)
+                lease = self._client.handover(held.key, held.token, held.acked, watermark, target, cause)
+                self._ledger.drop(held.key)
+                return lease
+            except StoreUnavailable:
+                if self._clock() > deadline:
+                    self._ledger.drop(held.key)
+                    return None
+                time.sleep(0.1)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def _crashed(self, error: BaseException) -> None:
+        suspects = set(error.suspects) if isinstance(error, EngineFault) else set()
+        log.error("worker_fatal", error=repr(error), suspects=[str(key) for key in suspects], exc_info=error)
+        for held in self._ledger.all():
+            blamed = held.key in suspects
+            cause = InterruptionCause.ENGINE_FAULT if blamed else InterruptionCause.WORKER_DIED
+            try:
+                self._client.handover(held.key, held.token, held.acked, self._ledger.watermark(held), "", cause)
+            except (StoreUnavailable, NotOwner) as failure:
+                log.warning("not_handed_back", request=str(held.key), error=str(failure))
+        self._die(repr(error))
