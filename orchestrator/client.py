@@ -1,0 +1,144 @@
+"""What a program holds of a Tideover cluster: the public gRPC API, typed and synchronous. The command line uses it too."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from protos import admin_pb2, admin_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+
+LINE_ERRORS_KEY = "tideover-job-errors-bin"  # trailing metadata: a serialized JobErrors
+_CHUNK_BYTES = 256 << 10
+_MAX_MESSAGE = 64 << 20
+
+
+class TideoverError(Exception):
+    """A call failed; `code` is gRPC's, `line_errors` says what is wrong with which line of a batch file."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, line_errors: tuple[jobs_pb2.JobError, ...] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.line_errors = line_errors
+
+
+class TideoverClient:
+    """A connection to `host:port`. Safe to use from several threads. `timeout_s` bounds each unary call."""
+
+    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        options = [("grpc.max_receive_message_length", _MAX_MESSAGE), ("grpc.enable_http_proxy", 0)]
+        self._channel = grpc.insecure_channel(address, options=options)
+        self._jobs = jobs_pb2_grpc.JobsServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def __enter__(self) -> TideoverClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    # -- jobs -------------------------------------------------------------------------------------------------------
+    def create_job(
+        self,
+        file: Path,
+        *,
+        request_id: str = "",
+        model: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> jobs_pb2.Job:
+        """Submit a batch file. Repeating with the same `request_id` and content returns the job that exists.
+
+        Raises OSError if the file cannot be read, TideoverError if it is refused.
+        """
+        header = jobs_pb2.CreateJobHeader(
+            request_id=request_id or uuid.uuid4().hex, model=model, metadata=metadata or {}, file_name=file.name
+        )
+        with file.open("rb") as source:
+            parts = self._upload(header, iter(lambda: source.read(_CHUNK_BYTES), b""))
+            try:
+                response = self._jobs.CreateJob(parts, timeout=max(600.0, self._timeout_s))
+            except grpc.RpcError as error:
+                raise self._explain(error) from error
+        return response.job
+
+    @staticmethod
+    def _upload(header: jobs_pb2.CreateJobHeader, chunks: Iterator[bytes]) -> Iterator[jobs_pb2.CreateJobRequest]:
+        yield jobs_pb2.CreateJobRequest(header=header)
+        for chunk in chunks:
+            yield jobs_pb2.CreateJobRequest(data=chunk)
+
+    def get_job(self, job_id: str) -> jobs_pb2.Job:
+        return self._call(self._jobs.GetJob, jobs_pb2.GetJobRequest(job_id=job_id)).job
+
+    def list_jobs(self, page_size: int = 100, page_token: str = "") -> jobs_pb2.ListJobsResponse:
+        return self._call(self._jobs.ListJobs, jobs_pb2.ListJobsRequest(page_size=page_size, page_token=page_token))
+
+    def cancel_job(self, job_id: str) -> jobs_pb2.Job:
+        return self._call(self._jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id)).job
+
+    def watch_job(self, job_id: str, interval_s: float = 0.5) -> Iterator[jobs_pb2.WatchJobResponse]:
+        """Progress until the job is terminal."""
+        return self._stream(self._jobs.WatchJob, jobs_pb2.WatchJobRequest(job_id=job_id, interval_s=interval_s))
+
+    def stream_results(
+        self, job_id: str, *, start: int = 0, follow: bool = False
+    ) -> Iterator[jobs_pb2.StreamResultsResponse]:
+        """Result and error lines in completion order from index `start`; with `follow` until the job is terminal."""
+        request = jobs_pb2.StreamResultsRequest(job_id=job_id, start=start, follow=follow)
+        return self._stream(self._jobs.StreamResults, request)
+
+    def interruptions(self, job_id: str) -> list[jobs_pb2.Interruption]:
+        """The recovery table."""
+        request = jobs_pb2.ListInterruptionsRequest(job_id=job_id)
+        return list(self._call(self._jobs.ListInterruptions, request).interruptions)
+
+    # -- the fleet --------------------------------------------------------------------------------------------------
+    def workers(self) -> list[admin_pb2.Worker]:
+        return list(self._call(self._admin.ListWorkers, admin_pb2.ListWorkersRequest()).workers)
+
+    def cluster(self) -> admin_pb2.GetClusterResponse:
+        return self._call(self._admin.GetCluster, admin_pb2.GetClusterRequest())
+
+    def preempt(self, worker_id: str, deadline_s: float) -> str:
+        """Have the worker's machine given a termination notice; returns the machine's node id."""
+        request = admin_pb2.PreemptWorkerRequest(worker_id=worker_id, deadline_s=deadline_s)
+        return str(self._call(self._admin.PreemptWorker, request).node_id)
+
+    def kill(self, worker_id: str) -> str:
+        """SIGKILL every process of the worker's machine; returns the machine's node id."""
+        return str(self._call(self._admin.KillWorker, admin_pb2.KillWorkerRequest(worker_id=worker_id)).node_id)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise self._explain(error) from error
+
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        try:
+            yield from method(request)
+        except grpc.RpcError as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: grpc.RpcError) -> TideoverError:
+        code = error.code()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            text = f"no cluster answers at {self._address}: {error.details()}; is it up (`tideover up`)?"
+            return TideoverError(code, text)
+        details = jobs_pb2.JobErrors()
+        for key, value in error.trailing_metadata() or ():
+            if key == LINE_ERRORS_KEY:
+                details.ParseFromString(value)
+        return TideoverError(code, error.details() or code.name, tuple(details.errors))
