@@ -132,7 +132,8 @@ class TideoverClient:
         except grpc.RpcError as error:
             raise self._explain(error) from error
 
-    def _explain(self, error: grpc.RpcError) -> TideoverError:
+    def _explain(self, failure: grpc.RpcError) -> TideoverError:
+        error: Any = failure  # every RpcError of a call is also a grpc.Call
         code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
             text = f"no cluster answers at {self._address}: {error.details()}; is it up (`tideover up`)?"
