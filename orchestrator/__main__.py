@@ -36,15 +36,18 @@ log = get_logger(__name__)
 @click.option("--served-model-name", default="", help="Name clients use; by default the folder's.")
 @click.option("--engine-args", default="{}", help="JSON object of engine settings, by EngineConfig's names.")
 @click.option("--cloud-url", default="", help="Control endpoint of the local cloud, for fault injection.")
+@click.option("--cluster", default="", help="Name of the cluster, for the log.")
 @click.option("--metrics-port", default=0, show_default=True)
-@click.option("--lease-seconds", default=5.0, show_default=True, help="Silence after which an owner loses its requests.")
+@click.option(
+    "--lease-seconds", default=5.0, show_default=True, help="Silence after which an owner loses its requests."
+)
 def main(**options: Any) -> None:
     """Run the orchestrator until SIGTERM."""
     try:
         engine_args = json.loads(options["engine_args"])
     except json.JSONDecodeError as error:
         raise click.BadParameter(f"not JSON: {error}", param_hint="--engine-args") from error
-    configure_logging("orchestrator")
+    configure_logging("orchestrator", cluster=options["cluster"])
     sys.exit(asyncio.run(_run(options, engine_args)))
 
 

@@ -30,7 +30,7 @@ class TideoverClient:
     """A connection to `host:port`. Safe to use from several threads. `timeout_s` bounds each unary call."""
 
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
-        self._address = address
+        self.address = address
         self._timeout_s = timeout_s
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE), ("grpc.enable_http_proxy", 0)]
         self._channel = grpc.insecure_channel(address, options=options)
@@ -136,7 +136,7 @@ class TideoverClient:
         error: Any = failure  # every RpcError of a call is also a grpc.Call
         code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
-            text = f"no cluster answers at {self._address}: {error.details()}; is it up (`tideover up`)?"
+            text = f"no cluster answers at {self.address}: {error.details()}; is it up (`tideover up`)?"
             return TideoverError(code, text)
         details = jobs_pb2.JobErrors()
         for key, value in error.trailing_metadata() or ():

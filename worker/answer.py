@@ -9,7 +9,7 @@ from context_daemon.records import Finish, KVLayout, RequestKey, RequestSpec
 from worker.text import StopChecker, Tokenizer, error_line, result_line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnswerBuilder:
     tokenizer: Tokenizer
     model: str
@@ -17,7 +17,7 @@ class AnswerBuilder:
     eos_token_ids: tuple[int, ...]
 
     def start(self, key: RequestKey, spec: RequestSpec, tokens: Sequence[int]) -> Answer:
-        """An Answer that has seen `tokens` already. Text is a function of the tokens alone, so a resumed one is equal."""
+        """An Answer that has seen `tokens`. Text is a function of the tokens alone, so a resumed one is equal."""
         answer = Answer(self, key, spec)
         for token_id in tokens:
             answer.push(token_id)

@@ -7,7 +7,6 @@ never returns; Ray fails that call the moment the process or its node is gone.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +151,7 @@ class RayFleet:
                 await asyncio.sleep(0.5)  # cut off, perhaps not dead: the leases decide meanwhile
 
     def _buried(self, worker_id: str, worker: _Worker, error: Exception) -> None:
-        node_gone = "node" in str(error).lower() and "died" in str(error).lower() and "node has died" in str(error)
+        node_gone = "node has died" in str(error)
         cause = InterruptionCause.NODE_LOST if node_gone else InterruptionCause.WORKER_DIED
         _DEATHS.labels(cause.value).inc()
         self._dead[worker_id] = cause
@@ -169,10 +168,3 @@ class RayFleet:
         self._events.add("worker_failed", f"{worker_id} could not load {self._options.model}: {reason}")
         ray.kill(worker.handle)
 
-
-def environment() -> dict[str, str]:
-    """What every process that speaks to Ray must have set; explicit, so that no token file decides (see docs)."""
-    return {
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }

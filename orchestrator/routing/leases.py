@@ -38,9 +38,7 @@ class LeaseObserver:
         """Forget every timer: the store was away, so nobody's silence means anything."""
         self._seen.clear()
 
-    def observe(
-        self, now: float, leased: Iterable[LeasedRequest], workers: Mapping[str, WorkerStatus]
-    ) -> Observation:
+    def observe(self, now: float, leased: Iterable[LeasedRequest], workers: Mapping[str, WorkerStatus]) -> Observation:
         """`now` is any monotonic clock, in seconds."""
         held = {
             (job_id, line, choice, epoch): worker.worker_id

@@ -156,9 +156,7 @@ class Router:
         world.leased[job.job_id] = [lease for lease in leased if lease.key not in gone]
         self._tell_again([lease for lease in observation.unclaimed if lease.key not in gone])
 
-    async def _requeue(
-        self, job: JobRecord, leases: list[LeasedRequest], cause: InterruptionCause, term: int
-    ) -> None:
+    async def _requeue(self, job: JobRecord, leases: list[LeasedRequest], cause: InterruptionCause, term: int) -> None:
         owners = sorted({lease.worker_id for lease in leases})
         moved = await self._store.requeue(job.job_id, term, [(lease.key, lease.token) for lease in leases], cause)
         REQUEUED.labels(cause.value).inc(moved)
@@ -206,9 +204,7 @@ class Router:
             exclusive=any(lease.attempts > 0 for lease in leases),
         )
 
-    async def _place(
-        self, job: JobRecord, views: dict[str, placement.WorkerView], world: _Round, term: int
-    ) -> None:
+    async def _place(self, job: JobRecord, views: dict[str, placement.WorkerView], world: _Round, term: int) -> None:
         ready = await self._store.ready_requests(job.job_id, self._options.ready_window)
         guilty = recovery.convicted(ready, self._options.recovery)
         for request in guilty:

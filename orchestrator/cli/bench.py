@@ -1,0 +1,101 @@
+"""`tideover bench`: figures on this machine, as a table or as JSON rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.common import console, json_option, print_json
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine."""
+
+
+def _batches(_: click.Context, __: click.Parameter, value: str) -> list[int]:
+    try:
+        batches = [int(part) for part in value.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: give batch sizes as 1,8,32") from error
+    if not batches or min(batches) < 1:
+        raise click.BadParameter(f"{value!r}: batch sizes start at 1")
+    return batches
+
+
+_batch_option = click.option("--batch", "batches", default="1,8,32", show_default=True, callback=_batches)
+_model_option = click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A model folder; else the demo model.",
+)
+_threads_option = click.option("--threads", type=click.IntRange(min=1), default=None, help="By default all cores.")
+
+
+@bench.command()
+@_batch_option
+@click.option("--segments", type=click.IntRange(min=1), default=5, show_default=True, help="Pairs of segments.")
+@click.option("--steps", type=click.IntRange(min=2), default=24, show_default=True, help="Decode steps a segment.")
+@_model_option
+@_threads_option
+@json_option
+def commit(
+    batches: list[int], segments: int, steps: int, model: Path | None, threads: int | None, as_json: bool
+) -> None:
+    """What committing every decode step costs: alternating segments with and without."""
+    from worker.bench_commit import run_commit_bench  # torch: only when it is needed
+
+    _print(run_commit_bench(_model(model), batches, segments, steps, threads or _cores()), as_json)
+
+
+@bench.command()
+@_batch_option
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(min=2), default=32, show_default=True)
+@click.option("--peers", default="", help="Also measured, each alone in its process: transformers.")
+@_model_option
+@_threads_option
+@json_option
+def engine(
+    batches: list[int],
+    prompt_tokens: int,
+    new_tokens: int,
+    peers: str,
+    model: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Prefill and decode speed, beside peers and beside the floor that reading the weights sets."""
+    from worker.engine.bench import run_engine_bench
+
+    names = [name for name in peers.split(",") if name]
+    if unknown := set(names) - {"transformers"}:
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: only transformers is known", param_hint="--peers")
+    _print(run_engine_bench(_model(model), batches, prompt_tokens, new_tokens, threads or _cores(), names), as_json)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _model(given: Path | None) -> Path:
+    from worker.demo_model import ensure_demo_model
+
+    return given or ensure_demo_model(lambda text: console.print(text, markup=False))
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json({"rows": rows})
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=160).print(table)

@@ -1,0 +1,113 @@
+"""Fault points drawn by seed over a job's committed progress, and their execution on a cluster of real processes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from context_daemon.records import InterruptionCause
+from orchestrator.client import TideoverClient
+from orchestrator.verify import Verdict, compare
+
+PAGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPoint:
+    """At `progress` (share of the reference's output tokens committed) a worker is lost, with `deadline_s` notice or none."""
+
+    seed: int
+    progress: float
+    deadline_s: float | None
+
+    @property
+    def name(self) -> str:
+        how = f"notice of {self.deadline_s:.1f} s" if self.deadline_s else "no notice"
+        return f"seed {self.seed}: {how} at {self.progress:.0%}"
+
+
+def draw(seed: int) -> FaultPoint:
+    """The same seed gives the same point. Half of them are with notice, so that both paths are always met."""
+    rng = random.Random(seed)
+    progress = rng.uniform(0.02, 0.7)
+    return FaultPoint(seed, progress, rng.uniform(4.0, 8.0) if seed % 2 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    point: FaultPoint
+    verdict: Verdict
+    interrupted: int
+    recomputed: tuple[int, ...]  # of requests that had tokens
+    formula_holds: bool  # recomputed == T - 1 - watermark, wherever it is known
+    causes: tuple[str, ...]
+
+
+def run_job(client: TideoverClient, file: Path, request_id: str) -> tuple[str, list[bytes]]:
+    """Submit and wait; returns the job's id and its result lines."""
+    job = client.create_job(file, request_id=request_id)
+    return job.job_id, wait_results(client, job.job_id)
+
+
+def wait_results(client: TideoverClient, job_id: str) -> list[bytes]:
+    return [line.payload for line in client.stream_results(job_id, follow=True)]
+
+
+def run_with_fault(
+    client: TideoverClient, file: Path, point: FaultPoint, reference: Sequence[bytes], reference_tokens: int
+) -> Outcome:
+    job = client.create_job(file, request_id=f"fault-{point.seed}-{time.time_ns()}")
+    _wait_progress(client, job.job_id, int(point.progress * reference_tokens))
+    worker_id = _busiest_worker(client)
+    if point.deadline_s is None:
+        client.kill(worker_id)
+    else:
+        client.preempt(worker_id, point.deadline_s)
+    results = wait_results(client, job.job_id)
+    return _outcome(client, job.job_id, point, compare(reference, results))
+
+
+def _wait_progress(client: TideoverClient, job_id: str, tokens: int) -> None:
+    while client.get_job(job_id).output_tokens < tokens:
+        time.sleep(0.02)
+
+
+def _busiest_worker(client: TideoverClient) -> str:
+    ready = [worker for worker in client.workers() if worker.state == "ready"]
+    return max(ready, key=lambda worker: worker.running).worker_id
+
+
+def _outcome(client: TideoverClient, job_id: str, point: FaultPoint, verdict: Verdict) -> Outcome:
+    rows = client.interruptions(job_id)
+    known = [row for row in rows if row.HasField("recomputed_tokens")]
+    formula = all(row.recomputed_tokens == row.prompt_tokens + row.tokens - 1 - row.restored_positions for row in known)
+    return Outcome(
+        point,
+        verdict,
+        interrupted=len(rows),
+        recomputed=tuple(row.recomputed_tokens for row in known if row.tokens > 0),
+        formula_holds=formula,
+        causes=tuple(sorted({row.cause for row in rows})),
+    )
+
+
+def check(outcome: Outcome) -> list[str]:
+    """What the outcome breaks of the promises, in words; empty when all hold."""
+    broken = []
+    if not outcome.verdict.ok:
+        broken.append(f"answers differ: {outcome.verdict}")
+    if not outcome.formula_holds:
+        broken.append("recomputed tokens are not T-1 minus the watermark")
+    if outcome.interrupted == 0:
+        broken.append("the fault interrupted nothing: it proves nothing")
+    noticed = InterruptionCause.NOTICE.value in outcome.causes
+    if outcome.point.deadline_s is not None and not noticed:
+        broken.append(f"a notice led to {outcome.causes}, not to a hand-over")
+    if outcome.point.deadline_s is not None and any(outcome.recomputed):
+        broken.append(f"recomputed {outcome.recomputed} tokens after a notice that left time")
+    if outcome.point.deadline_s is None and outcome.recomputed and max(outcome.recomputed) >= PAGE:
+        broken.append(f"recomputed {max(outcome.recomputed)} tokens, a page or more, with a healthy KV store")
+    return broken
