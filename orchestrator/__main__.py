@@ -52,7 +52,7 @@ def main(**options: Any) -> None:
 
 
 async def _run(options: dict[str, Any], engine_args: dict[str, Any]) -> int:
-    store = RedisStore.connect(options["durable_url"])
+    store = RedisStore(options["durable_url"])
     leadership = Leadership(store, f"{socket.gethostname()}:{os.getpid()}")
     events = EventLog(time.time)
     model_name = options["served_model_name"] or os.path.basename(os.path.normpath(options["model"]))
@@ -64,7 +64,7 @@ async def _run(options: dict[str, Any], engine_args: dict[str, Any]) -> int:
     host = options["listen"].rsplit(":", 1)[0]
     log.info("metrics", address=f"{host}:{serve_metrics(host, options['metrics_port'])}")
     cloud = LocalCloud(options["cloud_url"], os.environ.get("TIDEOVER_CLOUD_TOKEN", ""))
-    view = ClusterView(store, leadership, events, cloud, model_name)
+    view = ClusterView(store, fleet, leadership, events, cloud, model_name)
     jobs = JobService.create(store, options["model"], model_name, router.waiting_for)
     server = await serve(options["listen"], jobs, view)
     return await _until_over(server, leadership, fleet, router, store)
