@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ from orchestrator.jobs.service import JobService
 from orchestrator.leadership import Leadership
 from orchestrator.routing.router import Router, RouterOptions
 
-log = get_logger(__name__)
+log = get_logger()
 
 
 @click.command()
@@ -55,7 +56,7 @@ async def _run(options: dict[str, Any], engine_args: dict[str, Any]) -> int:
     store = RedisStore(options["durable_url"])
     leadership = Leadership(store, f"{socket.gethostname()}:{os.getpid()}")
     events = EventLog(time.time)
-    model_name = options["served_model_name"] or os.path.basename(os.path.normpath(options["model"]))
+    model_name = options["served_model_name"] or Path(options["model"]).name
     fleet = RayFleet(FleetOptions(options["ray_address"], model_name, options["model"], engine_args), events)
     await asyncio.to_thread(fleet.connect)
     term = await leadership.acquire()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from context_daemon.observability import get_logger
 
-log = get_logger(__name__)
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

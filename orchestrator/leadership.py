@@ -7,7 +7,7 @@ import asyncio
 from context_daemon.observability import get_logger
 from context_daemon.store import ContextStore, StaleLeader, StoreUnavailable
 
-log = get_logger(__name__)
+log = get_logger()
 
 
 class Leadership:

@@ -19,7 +19,7 @@ from context_daemon.store import SlotWrite, StoreUnavailable
 from worker.ledger import KVRange, Ledger, Outcome
 from worker.metrics import COMMIT_LATENCY, COMMIT_STATUS, KV_BYTES, KV_FAILURES, STORE_AWAY
 
-log = get_logger(__name__)
+log = get_logger()
 
 _RETRY_S = 0.2
 
@@ -96,7 +96,9 @@ class TokenCommitter(_Thread):
 
     def _store_away(self, error: StoreUnavailable) -> None:
         if not self._away:
-            log.warning("durable_store_away", error=str(error), effect="tokens gather here and are sent when it is back")
+            log.warning(
+                "durable_store_away", error=str(error), effect="tokens gather here and are sent when it is back"
+            )
         self._away = True
         STORE_AWAY.set(1)
         self._stopping.wait(_RETRY_S)

@@ -31,7 +31,7 @@ from worker.metrics import (
     WAITING,
 )
 
-log = get_logger(__name__)
+log = get_logger()
 
 _IDLE_S = 0.02
 _RATE_WINDOW_S = 3.0
@@ -158,7 +158,7 @@ class StepLoop:
         self._account(output)
         for token in output.tokens:
             self._take_token(token)
-        self._ledger.computed(output.kv_len | {key: 0 for key in output.preempted})
+        self._ledger.computed(output.kv_len | dict.fromkeys(output.preempted, 0))
         self._export(self._kv.room())
 
     def _take_orders(self) -> None:

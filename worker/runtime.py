@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from context_daemon.client import ContextClient, NotOwner
+
 from context_daemon.observability import get_logger
 from context_daemon.records import (
     InterruptionCause,
@@ -31,7 +32,7 @@ from worker.ledger import Held, Ledger, Outcome
 from worker.loop import Admission, StepLoop
 from worker.metrics import HANDED_OVER
 
-log = get_logger(__name__)
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
