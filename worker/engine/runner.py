@@ -1,0 +1,71 @@
+"""Turns a schedule into tensors, runs the model once, and gives back the rows of logits that are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from worker.engine.attention import PagedStep
+from worker.engine.config import EnginePlan
+from worker.engine.groups import build_groups
+from worker.engine.kv_pool import KVPool
+from worker.engine.model import load_model, padded
+from worker.engine.scheduler import Chunk, Schedule
+from worker.engine.sequence import Sequence
+
+Logits = npt.NDArray[np.float32]
+
+
+class ModelRunner:
+    def __init__(self, plan: EnginePlan) -> None:
+        self._plan = plan
+        self._model: Any = load_model(plan)
+        self.pool = KVPool(plan, getattr(torch, plan.dtype))
+
+    @torch.inference_mode()
+    def prepare(self, schedule: Schedule) -> None:
+        """Pages that changed hands are cleared; what admitted sequences bring along is imported."""
+        self.pool.clear(schedule.new_pages)
+        for sequence in schedule.admitted:
+            if sequence.resume is not None and sequence.restorable:
+                self.pool.load(self.slots(sequence, 0, sequence.restorable), sequence.resume.kv)
+
+    def slots(self, sequence: Sequence, start: int, stop: int) -> list[int]:
+        size, pages = self._plan.page_size, sequence.pages
+        return [pages[p // size] * size + p % size for p in range(start, stop)]
+
+    @torch.inference_mode()
+    def run(self, chunks: list[Chunk]) -> Logits:
+        """One forward pass over `chunks` (in the order of `order_chunks`).
+
+        Row i of the result are the logits after the i-th chunk that samples.
+        """
+        ids = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.length]]
+        positions = [p for c in chunks for p in range(c.start, c.start + c.length)]
+        slots = [s for c in chunks for s in self.slots(c.sequence, c.start, c.start + c.length)]
+        fill = [0] * (padded(len(ids), self._plan.batch_invariant) - len(ids))
+        groups = build_groups(chunks, self._plan.page_size, self.pool.zero_page)
+        step = PagedStep(self.pool, torch.tensor(slots), groups)
+        output = self._model.model(
+            input_ids=torch.tensor([ids + fill]),
+            position_ids=torch.tensor([positions + fill]),
+            cache=step,
+            use_cache=True,
+            step=step,
+        )
+        return self._logits(output.last_hidden_state[0], chunks)
+
+    def _logits(self, hidden: Tensor, chunks: list[Chunk]) -> Logits:
+        """Only for rows that sample: the head is a fifth of a small model's work."""
+        ends = np.cumsum([c.length for c in chunks]) - 1
+        rows = [int(end) for end, c in zip(ends, chunks, strict=True) if c.samples]
+        if not rows:
+            return np.empty((0, self._plan.spec.vocab_size), dtype=np.float32)
+        fill = rows[:1] * (padded(len(rows), self._plan.batch_invariant) - len(rows))
+        logits: Tensor = self._model.lm_head(hidden.index_select(0, torch.tensor(rows + fill)))
+        result: Logits = logits[: len(rows)].float().numpy()
+        return result
