@@ -34,6 +34,14 @@ class StoreUnavailable(Exception):
     """The server does not answer; nothing is known about the call. Retry the same call: it is idempotent."""
 
 
+class StoreRefusesWrites(StoreUnavailable):
+    """The server answers but takes no writes (full disk under its AOF, memory limit, replica); the text says which."""
+
+
+class UnknownJob(LookupError):
+    """No job has this id."""
+
+
 class StaleLeader(Exception):
     """Another orchestrator leads with a higher term; the caller must step down."""
 

@@ -1,0 +1,51 @@
+"""`python -m context_daemon`: the process that runs on every node and outlives the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import click
+
+from context_daemon.daemon import ContextDaemon, DaemonConfig
+from context_daemon.observability import configure_logging, get_logger, serve_metrics
+
+
+async def _run(config: DaemonConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    daemon = ContextDaemon(config)
+    try:
+        await daemon.start()
+        await stop.wait()
+    finally:
+        await daemon.stop()
+
+
+@click.command()
+@click.option("--node-id", required=True, help="Name of this node; unique among all that ever join the cluster.")
+@click.option("--listen", default="127.0.0.1:7070", show_default=True, help="host:port of the gRPC service.")
+@click.option("--durable-url", required=True, help="redis:// URL of the durable store.")
+@click.option("--kv-url", required=True, help="redis:// URL of the KV page store.")
+@click.option("--metrics-port", type=int, default=0, show_default=True, help="Port of /metrics; 0 takes a free one.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True)
+@click.option("--store-timeout", "store_timeout_s", type=float, default=1.0, show_default=True, help="Seconds.")
+@click.option("--kv-ttl", "kv_ttl_s", type=int, default=6 * 3600, show_default=True, help="Seconds a page is kept.")
+@click.option("--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts.")
+def main(metrics_port: int, metrics_host: str, **options: str) -> None:
+    """Keep tokens, KV pages, heartbeats and notices of one node."""
+    config = DaemonConfig(**options)  # type: ignore[arg-type]  # click has converted them
+    configure_logging("context-daemon", node=config.node_id)
+    try:
+        port = serve_metrics(metrics_host, metrics_port)
+        get_logger().info("metrics", host=metrics_host, port=port)
+        asyncio.run(_run(config))
+    except OSError as error:
+        sys.exit(f"context daemon: {error}")
+
+
+if __name__ == "__main__":
+    main()

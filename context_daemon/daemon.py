@@ -1,0 +1,86 @@
+"""One context daemon: stores, notice board, gRPC server with health and reflection, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # missing in the stubs
+from grpc_reflection.v1alpha import reflection
+
+from context_daemon.notices import NoticeBoard
+from context_daemon.observability import get_logger
+from context_daemon.redis_kv import RedisKV
+from context_daemon.redis_store import RedisStore
+from context_daemon.server import ContextServer
+from protos import context_pb2 as pb
+from protos.context_pb2_grpc import add_ContextServiceServicer_to_server
+
+MAX_MESSAGE = 64 << 20
+SERVICE = pb.DESCRIPTOR.services_by_name["ContextService"].full_name
+_NOTICE_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    node_id: str
+    listen: str  # host:port; port 0 takes a free one
+    durable_url: str
+    kv_url: str
+    store_timeout_s: float = 1.0
+    kv_ttl_s: int = 6 * 3600
+    worker_ttl_s: float = 10.0
+
+
+class ContextDaemon:
+    """`start()` answers the port. It starts whether or not the stores are up: they may come back later."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self._config = config
+        self._log = get_logger(node=config.node_id)
+        self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
+        self._kv = RedisKV(config.kv_url, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
+        self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
+        self._service = ContextServer(
+            self._store, self._kv, self._board, node_id=config.node_id, worker_ttl_s=config.worker_ttl_s
+        )
+        limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
+        # Two daemons on one port would each get half the commits: refuse instead.
+        self._server = grpc.aio.server(options=[*limits, ("grpc.so_reuseport", 0)])
+        self._refresher: asyncio.Task[None] | None = None
+
+    def _notice_error(self, error: str) -> None:
+        self._log.warning("notices_not_exchanged", error=error)
+
+    async def start(self) -> int:
+        """Raises OSError when the address cannot be used."""
+        add_ContextServiceServicer_to_server(self._service, self._server)
+        health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        reflection.enable_server_reflection((SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                                             reflection.SERVICE_NAME), self._server)  # fmt: skip
+        try:
+            port = self._server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise OSError(f"context daemon cannot listen on {self._config.listen}: is the port in use?") from error
+        await self._server.start()
+        for name in ("", SERVICE):
+            await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._refresher = asyncio.create_task(self._board.run(_NOTICE_INTERVAL_S))
+        self._log.info("listening", listen=self._config.listen, port=port)
+        return port
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Calls in flight get `grace_s` to end."""
+        await self._server.stop(grace_s)
+        if self._refresher is not None:
+            self._refresher.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._refresher
+        await self._service.close()
+        await self._store.close()
+        await self._kv.close()
+        self._log.info("stopped")

@@ -1,0 +1,19 @@
+"""What a context daemon exports."""
+
+from __future__ import annotations
+
+from context_daemon.observability import LATENCY_BUCKETS, Counter, Gauge, Histogram
+
+COMMITS = Counter("tideover_commits_total", "Request commits by status (ok, fenced, gap, diverged)", ["status"])
+COMMIT_SECONDS = Histogram("tideover_commit_seconds", "Durable commit of one step", buckets=LATENCY_BUCKETS)
+FENCED = Counter("tideover_fenced_writes_total", "Writes refused because another owner holds the lease")
+DIVERGENCES = Counter("tideover_divergences_total", "Commits with other tokens than those committed: must stay 0")
+AHEAD = Gauge("tideover_ahead_commits", "Commits by owners unknown to the store: it lost acknowledged writes")
+COMMITTED_TOKENS = Counter("tideover_committed_tokens_total", "Tokens of acknowledged commits, repeats included")
+KV_BYTES = Counter("tideover_kv_bytes_written_total", "Framed KV bytes written to the KV store")
+KV_BYTES_READ = Counter("tideover_kv_bytes_read_total", "Framed KV bytes read by restores")
+RESTORES = Counter("tideover_restores_total", "Restores by outcome (record, kv, not_owner, unknown)", ["outcome"])
+ABSENT_PAGES = Counter("tideover_absent_pages_total", "Pages that ended a restore early, by reason", ["reason"])
+HANDOVERS = Counter("tideover_handovers_total", "Cut-overs by outcome (moved, refused)", ["outcome"])
+STORE_ERRORS = Counter("tideover_store_errors_total", "Calls that found a store away, by store (durable, kv)", ["store"])
+NOTICES = Gauge("tideover_notices", "Notices of this node that stand")

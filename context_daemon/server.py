@@ -1,0 +1,232 @@
+"""The gRPC ContextService: a thin shell around the durable store, the KV store and the notice board."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, NoReturn
+
+import grpc
+import msgspec
+
+from context_daemon import metrics, wire
+from context_daemon.notices import NoticeBoard
+from context_daemon.observability import get_logger
+from context_daemon.records import (
+    CommitResult,
+    CommitStatus,
+    InterruptionCause,
+    RequestKey,
+    RequestRecord,
+    RequestState,
+    TokenCommit,
+    WorkerStatus,
+)
+from context_daemon.store import ContextStore, KVStore, StoreUnavailable
+from context_daemon.watermark import epoch_of_page
+from protos import context_pb2 as pb
+from protos.context_pb2_grpc import ContextServiceServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_HEARTBEAT_WAIT_S = 0.25  # a heartbeat is answered by then, whether or not the store took it
+_DEFAULT_PAGE_SIZE = 16
+
+
+class ContextServer(ContextServiceServicer):
+    """`worker_ttl_s` is how long a heartbeat counts. Bind to one event loop; `close()` ends its background tasks."""
+
+    def __init__(
+        self, store: ContextStore, kv: KVStore, board: NoticeBoard, *, node_id: str, worker_ttl_s: float = 10.0
+    ) -> None:
+        self._store, self._kv, self._board = store, kv, board
+        self._worker_ttl_s = worker_ttl_s
+        self._log = get_logger(node=node_id)
+        self._page_sizes: dict[str, int] = {}  # by layout, learnt from writes
+        self._beats: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
+        start = time.perf_counter()
+        commits = wire.commits_from_pb(request.commits)
+        try:
+            results = await self._store.commit(commits)
+        except StoreUnavailable as error:
+            await self._away("durable", error, context)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        metrics.COMMIT_SECONDS.observe(time.perf_counter() - start)
+        for commit, result in zip(commits, results, strict=True):
+            self._account(commit, result)
+        metrics.AHEAD.set(getattr(self._store, "ahead_commits", 0))
+        return pb.CommitResponse(results=[wire.result_to_pb(result) for result in results])
+
+    def _account(self, commit: TokenCommit, result: CommitResult) -> None:
+        metrics.COMMITS.labels(str(result.status)).inc()
+        if result.status is CommitStatus.OK:
+            metrics.COMMITTED_TOKENS.inc(len(commit.tokens))
+            if commit.finish is not None:
+                self._background(self._drop_pages(commit.key))
+            return
+        facts = {"job": commit.key.job_id, "request": str(commit.key), "epoch": commit.token.epoch}
+        facts |= {"position": commit.position, "length": result.length}
+        if result.status is CommitStatus.DIVERGED:
+            metrics.DIVERGENCES.inc()
+            self._log.error("commit_diverged", **facts)
+        elif result.status is CommitStatus.FENCED:
+            metrics.FENCED.inc()
+            self._log.warning("commit_fenced", **facts)
+        else:
+            self._log.info("commit_gap", **facts)
+
+    async def WriteSlots(self, request: pb.WriteSlotsRequest, context: Context) -> pb.WriteSlotsResponse:
+        writes = [wire.slots_from_pb(m) for m in request.writes]
+        try:
+            generation = await self._kv.write_slots(writes)
+        except StoreUnavailable as error:
+            await self._away("kv", error, context)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        for write in writes:
+            self._page_sizes[write.layout] = write.page_size
+            metrics.KV_BYTES.inc(len(write.data))
+        return pb.WriteSlotsResponse(generation=generation)
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> AsyncIterator[pb.RestoreResponse]:
+        record = await self._owned_record(request, context)
+        yield pb.RestoreResponse(record=msgspec.msgpack.encode(record))
+        metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
+        if not request.want_kv or record.watermark == 0:
+            return
+        if request.layout != record.layout:
+            metrics.ABSENT_PAGES.labels("layout").inc()
+            return
+        async for page in self._pages(record):
+            yield pb.RestoreResponse(page=page)
+
+    async def _owned_record(self, request: pb.RestoreRequest, context: Context) -> RequestRecord:
+        key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
+        try:
+            record = await self._store.get_request(key)
+        except StoreUnavailable as error:
+            await self._away("durable", error, context)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if record is None:
+            metrics.RESTORES.labels("unknown").inc()
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no request {key}")
+        owned = record.state is RequestState.LEASED and record.token == token
+        if not owned or record.worker_id != request.worker_id:
+            metrics.RESTORES.labels("not_owner").inc()
+            text = f"{request.worker_id} under epoch {token.epoch} does not own {key}: it is {record.state}"
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{text} under epoch {record.token.epoch} by {record.worker_id or 'nobody'}",
+            )
+        return record
+
+    async def _pages(self, record: RequestRecord) -> AsyncIterator[pb.RestoredPage]:
+        """From position 0 on, each page under its segment's epoch, until one is absent or the watermark is covered."""
+        pages = -(-record.watermark // self._page_sizes.get(record.layout, 1))
+        for page in range(pages):
+            epoch = epoch_of_page(record.segments, page)
+            slots = None
+            if epoch is not None:
+                try:
+                    slots = await self._kv.read_page(record.key, epoch, record.layout, page)
+                except StoreUnavailable as error:  # KV is soft: what is missing is computed again
+                    metrics.STORE_ERRORS.labels("kv").inc()
+                    self._log.warning("kv_store_away", request=str(record.key), error=str(error))
+            if epoch is None or slots is None:
+                metrics.ABSENT_PAGES.labels("missing").inc()
+                return
+            metrics.KV_BYTES_READ.inc(len(slots))
+            yield pb.RestoredPage(page=page, epoch=epoch, slots=slots)
+
+    async def Handover(self, request: pb.HandoverRequest, context: Context) -> pb.HandoverResponse:
+        mark = wire.watermark_from_pb(request.watermark) if request.HasField("watermark") else None
+        key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
+        try:
+            cause = InterruptionCause(request.cause or InterruptionCause.NOTICE)
+            lease = await self._store.handover(key, token, request.length, mark, request.target, cause)
+        except StoreUnavailable as error:
+            await self._away("durable", error, context)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        facts = {"request": str(key), "epoch": token.epoch, "length": request.length, "target": request.target}
+        metrics.HANDOVERS.labels("refused" if lease is None else "moved").inc()
+        self._log.info("handover", job=key.job_id, moved=lease is not None, **facts)
+        if lease is None:
+            return pb.HandoverResponse(moved=False)
+        return pb.HandoverResponse(moved=True, token=wire.token_to_pb(lease.token), target=lease.worker_id)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
+        try:
+            status = msgspec.msgpack.decode(request.status, type=WorkerStatus)
+        except msgspec.MsgspecError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"status is not a WorkerStatus: {error}")
+        beat = self._beats.get(status.worker_id)
+        if beat is None or beat.done():  # one at a time: a store that is away must not pile them up
+            beat = self._background(self._put_worker(status))
+            self._beats[status.worker_id] = beat
+        await asyncio.wait([beat], timeout=_HEARTBEAT_WAIT_S)
+        standing = self._board.current()
+        metrics.NOTICES.set(len(standing))
+        return pb.HeartbeatResponse(notices=[wire.notice_to_pb(notice) for notice in standing])
+
+    async def _put_worker(self, status: WorkerStatus) -> None:
+        try:
+            await self._store.put_worker(status, self._worker_ttl_s)
+        except StoreUnavailable as error:
+            metrics.STORE_ERRORS.labels("durable").inc()
+            self._log.warning("heartbeat_not_stored", worker=status.worker_id, error=str(error))
+
+    async def RaiseNotice(self, request: pb.RaiseNoticeRequest, context: Context) -> pb.RaiseNoticeResponse:
+        try:
+            notice = wire.notice_from_pb(request.notice)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"notice of {request.notice.node_id!r}: {error}")
+        is_new = await self._board.raise_notice(notice)
+        if is_new:
+            self._log.warning("notice_raised", kind=str(notice.kind), deadline=notice.deadline, source=notice.source)
+        return pb.RaiseNoticeResponse(is_new=is_new)
+
+    async def WithdrawNotice(self, request: pb.WithdrawNoticeRequest, context: Context) -> pb.WithdrawNoticeResponse:
+        await self._board.withdraw(request.notice_id)
+        self._log.warning("notice_withdrawn", notice=request.notice_id)
+        return pb.WithdrawNoticeResponse()
+
+    async def _drop_pages(self, key: RequestKey) -> None:
+        """A finished request's pages only fill the KV store; what is missed here goes with its TTL."""
+        try:
+            record = await self._store.get_request(key)
+            if record is None or not record.layout:
+                return
+            size = self._page_sizes.get(record.layout, _DEFAULT_PAGE_SIZE)
+            pages = -(-(len(record.spec.prompt_token_ids) + len(record.tokens)) // size)
+            epochs = sorted({segment.epoch for segment in record.segments} | {record.token.epoch})
+            await self._kv.delete_request(key, epochs, record.layout, pages)
+        except StoreUnavailable as error:
+            self._log.warning("pages_not_dropped", request=str(key), error=str(error))
+
+    async def _away(self, store: str, error: StoreUnavailable, context: Context) -> NoReturn:
+        metrics.STORE_ERRORS.labels(store).inc()
+        self._log.warning("store_away", store=store, error=str(error))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise error  # abort raises; this only says so to the type checker
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("background_failed", error=repr(task.exception()))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

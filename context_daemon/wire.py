@@ -1,0 +1,131 @@
+"""Records to protobuf messages and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from context_daemon.records import (
+    CommitResult,
+    CommitStatus,
+    FencingToken,
+    Finish,
+    KVWatermark,
+    Lease,
+    Notice,
+    NoticeKind,
+    RequestKey,
+    ResumeReport,
+    TokenCommit,
+)
+from context_daemon.store import SlotWrite
+from protos import context_pb2 as pb
+
+_STATUS_TO_PB = {
+    CommitStatus.OK: pb.COMMIT_STATUS_OK,
+    CommitStatus.FENCED: pb.COMMIT_STATUS_FENCED,
+    CommitStatus.GAP: pb.COMMIT_STATUS_GAP,
+    CommitStatus.DIVERGED: pb.COMMIT_STATUS_DIVERGED,
+}
+_STATUS_FROM_PB = {value: status for status, value in _STATUS_TO_PB.items()}
+
+
+def key_to_pb(key: RequestKey) -> pb.RequestKey:
+    return pb.RequestKey(job_id=key.job_id, line=key.line, choice=key.choice)
+
+
+def key_from_pb(m: pb.RequestKey) -> RequestKey:
+    return RequestKey(m.job_id, m.line, m.choice)
+
+
+def token_to_pb(token: FencingToken) -> pb.FencingToken:
+    return pb.FencingToken(incarnation=token.incarnation, epoch=token.epoch)
+
+
+def token_from_pb(m: pb.FencingToken) -> FencingToken:
+    return FencingToken(m.incarnation, m.epoch)
+
+
+def watermark_to_pb(mark: KVWatermark | None) -> pb.KVWatermark | None:
+    if mark is None:
+        return None
+    return pb.KVWatermark(positions=mark.positions, first_page=mark.first_page, layout=mark.layout)
+
+
+def watermark_from_pb(m: pb.KVWatermark) -> KVWatermark:
+    return KVWatermark(m.positions, m.first_page, m.layout)
+
+
+def _resume_to_pb(r: ResumeReport | None) -> pb.ResumeReport | None:
+    if r is None:
+        return None
+    return pb.ResumeReport(
+        recomputed_tokens=r.recomputed_tokens,
+        restored_positions=r.restored_positions,
+        restore_ms=r.restore_ms,
+        recompute_ms=r.recompute_ms,
+        restore_source=r.restore_source,
+    )
+
+
+def _resume_from_pb(m: pb.ResumeReport) -> ResumeReport:
+    return ResumeReport(m.recomputed_tokens, m.restored_positions, m.restore_ms, m.recompute_ms, m.restore_source)
+
+
+def commit_to_pb(c: TokenCommit) -> pb.TokenCommit:
+    return pb.TokenCommit(
+        key=key_to_pb(c.key),
+        token=token_to_pb(c.token),
+        position=c.position,
+        tokens=c.tokens,
+        watermark=watermark_to_pb(c.watermark),
+        finish=None if c.finish is None else pb.Finish(ok=c.finish.ok, payload=c.finish.payload),
+        resume=_resume_to_pb(c.resume),
+    )
+
+
+def commit_from_pb(m: pb.TokenCommit) -> TokenCommit:
+    return TokenCommit(
+        key=key_from_pb(m.key),
+        token=token_from_pb(m.token),
+        position=m.position,
+        tokens=tuple(m.tokens),
+        watermark=watermark_from_pb(m.watermark) if m.HasField("watermark") else None,
+        finish=Finish(m.finish.ok, m.finish.payload) if m.HasField("finish") else None,
+        resume=_resume_from_pb(m.resume) if m.HasField("resume") else None,
+    )
+
+
+def result_to_pb(r: CommitResult) -> pb.CommitResult:
+    return pb.CommitResult(key=key_to_pb(r.key), status=_STATUS_TO_PB[r.status], length=r.length)
+
+
+def result_from_pb(m: pb.CommitResult) -> CommitResult:
+    return CommitResult(key_from_pb(m.key), _STATUS_FROM_PB[m.status], m.length)
+
+
+def slots_to_pb(w: SlotWrite) -> pb.SlotWrite:
+    return pb.SlotWrite(
+        key=key_to_pb(w.key), epoch=w.epoch, layout=w.layout, start=w.start, count=w.count, slot_bytes=w.slot_bytes,
+        page_size=w.page_size, data=w.data,
+    )  # fmt: skip
+
+
+def slots_from_pb(m: pb.SlotWrite) -> SlotWrite:
+    return SlotWrite(key_from_pb(m.key), m.epoch, m.layout, m.start, m.count, m.slot_bytes, m.page_size, m.data)
+
+
+def lease_from_pb(key: RequestKey, m: pb.HandoverResponse) -> Lease | None:
+    return Lease(key, token_from_pb(m.token), m.target) if m.moved else None
+
+
+def notice_to_pb(n: Notice) -> pb.NoticeMessage:
+    return pb.NoticeMessage(id=n.id, node_id=n.node_id, kind=str(n.kind), deadline=n.deadline, source=n.source)
+
+
+def notice_from_pb(m: pb.NoticeMessage) -> Notice:
+    """Raises ValueError for a kind that does not exist."""
+    return Notice(m.node_id, NoticeKind(m.kind), m.deadline, m.source)
+
+
+def commits_from_pb(messages: Iterable[pb.TokenCommit]) -> list[TokenCommit]:
+    return [commit_from_pb(m) for m in messages]
