@@ -35,11 +35,11 @@ $(STAMP):
 	@echo "setup 1/4: virtual environment in $(VENV), of $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setup 2/4: torch (200 MB and more, once)"
-	@$(PIP) install --quiet --progress-bar off $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
+	@$(PIP) install -qq $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
 	@echo "setup 3/4: packages of requirements.lock, by their hashes"
-	@$(PIP) install --quiet --progress-bar off --require-hashes -r requirements.lock
+	@$(PIP) install -qq --require-hashes -r requirements.lock
 	@echo "setup 4/4: tideover itself"
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@$(PIP) check
 	@rm -f $(VENV)/.setup-*
 	@touch $@
