@@ -10,7 +10,7 @@ import msgspec
 
 from context_daemon import wire
 from context_daemon.kv_slots import unframe
-from context_daemon.metrics import ABSENT_PAGES
+from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.records import (
     CommitResult,
     FencingToken,

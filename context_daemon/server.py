@@ -11,6 +11,7 @@ import grpc
 import msgspec
 
 from context_daemon import metrics, wire
+from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
 from context_daemon.records import (
@@ -99,7 +100,7 @@ class ContextServer(ContextServiceServicer):
         if not request.want_kv or record.watermark == 0:
             return
         if request.layout != record.layout:
-            metrics.ABSENT_PAGES.labels("layout").inc()
+            ABSENT_PAGES.labels("layout").inc()
             return
         async for page in self._pages(record):
             yield pb.RestoreResponse(page=page)
@@ -138,7 +139,7 @@ class ContextServer(ContextServiceServicer):
                     metrics.STORE_ERRORS.labels("kv").inc()
                     self._log.warning("kv_store_away", request=str(record.key), error=str(error))
             if epoch is None or slots is None:
-                metrics.ABSENT_PAGES.labels("missing").inc()
+                ABSENT_PAGES.labels("missing").inc()
                 return
             metrics.KV_BYTES_READ.inc(len(slots))
             yield pb.RestoredPage(page=page, epoch=epoch, slots=slots)

@@ -1,0 +1,359 @@
+"""The real daemon over real servers: a process of its own, gRPC on loopback, kills and corruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from store_samples import job_record, spec, worker_status
+
+from context_daemon import kv_slots
+from context_daemon.client import ContextClient, NotOwner, UnknownRequest
+from context_daemon.daemon import SERVICE
+from context_daemon.kv_pages import page_key
+from context_daemon.records import (
+    CommitStatus,
+    FencingToken,
+    Finish,
+    InterruptionCause,
+    KVLayout,
+    KVWatermark,
+    Lease,
+    Notice,
+    NoticeKind,
+    RequestKey,
+    TokenCommit,
+)
+from context_daemon.redis_server import EmbeddedServers, free_port, port_is_free
+from context_daemon.redis_store import RedisStore
+from context_daemon.store import LeaseRequest, SlotWrite, StoreUnavailable
+
+LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=1, head_dim=4, page_size=4)
+PROMPT = 10
+
+
+class Daemon:
+    def __init__(self, servers: EmbeddedServers) -> None:
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "context_daemon", "--node-id", "node-1",
+                         "--listen", f"127.0.0.1:{self.port}", "--durable-url", servers.durable.url,
+                         "--kv-url", servers.kv.url, "--metrics-port", "0"]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Daemon:
+        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            grpc.channel_ready_future(channel).result(30)
+        return self
+
+    def end(self, signum: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(signum)
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def own_servers(tmp_path: Path) -> Iterator[EmbeddedServers]:
+    with EmbeddedServers(tmp_path) as embedded:
+        yield embedded
+
+
+@pytest.fixture
+def daemon(own_servers: EmbeddedServers) -> Iterator[Daemon]:
+    running = Daemon(own_servers)
+    try:
+        yield running.start()
+    finally:
+        if running.process is not None and running.process.poll() is None:
+            running.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[ContextClient]:
+    made = ContextClient(f"127.0.0.1:{daemon.port}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def store(own_servers: EmbeddedServers) -> Any:
+    made = RedisStore(own_servers.durable.url)
+    yield made
+    await made.close()
+
+
+async def start_job(store: RedisStore, lines: int = 3) -> None:
+    await store.create_job(job_record("job"))
+    await store.add_requests("job", [spec(line, PROMPT) for line in range(1, lines + 1)])
+    await store.start_job("job", lines)
+
+
+async def lease(store: RedisStore, line: int, worker: str, epoch: int = 0) -> Lease:
+    (granted,) = await store.lease("job", 1, [LeaseRequest(RequestKey("job", line), epoch, worker, "cpu-1")])
+    return granted
+
+
+def slot(position: int) -> bytes:
+    return bytes((position * 7 + i) % 256 for i in range(LAYOUT.slot_bytes))
+
+
+def write(lease: Lease, start: int, stop: int) -> SlotWrite:
+    raw = b"".join(slot(p) for p in range(start, stop))
+    data = kv_slots.frame(lease.key, lease.token.epoch, LAYOUT.fingerprint, start, raw, LAYOUT.slot_bytes)
+    return SlotWrite(
+        lease.key, lease.token.epoch, LAYOUT.fingerprint, start, stop - start, LAYOUT.slot_bytes, LAYOUT.page_size, data
+    )
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition never held"
+        time.sleep(0.05)
+
+
+def available(call: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """The answer once the store is back, by repeating the same call as its contract allows."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except StoreUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def mark(positions: int, first_page: int = 0) -> KVWatermark:
+    return KVWatermark(positions, first_page, LAYOUT.fingerprint)
+
+
+async def test_commit_and_restore_over_epochs(client: ContextClient, store: RedisStore) -> None:
+    await start_job(store)
+    first = await lease(store, 1, "w1")
+    client.write_slots([write(first, 0, 4), write(first, 4, 8), write(first, 8, 10)])
+    client.write_slots([write(first, 10, 11)])
+    (result,) = client.commit([TokenCommit(first.key, first.token, 0, (5, 6), mark(11))])
+    assert (result.status, result.length) == (CommitStatus.OK, 2)
+    await store.requeue("job", 1, [(first.key, first.token)], InterruptionCause.WORKER_DIED)
+    second = await lease(store, 1, "w2", epoch=2)
+    record, raw, positions = client.restore(second.key, second.token, "w2", LAYOUT)
+    assert record.tokens == (5, 6) and positions == 11 == record.watermark
+    assert bytes(raw) == b"".join(slot(p) for p in range(11))
+
+    # The new owner writes from the open page on; the two sealed pages stay under the first epoch.
+    client.write_slots([write(second, 8, 13)])
+    client.commit([TokenCommit(second.key, second.token, 2, (7, 8), mark(13, first_page=2))])
+    record, raw, positions = client.restore(second.key, second.token, "w2", LAYOUT)
+    assert [(s.epoch, s.first_page) for s in record.segments] == [(1, 0), (3, 2)]
+    assert positions == 13 and bytes(raw) == b"".join(slot(p) for p in range(13))
+
+
+@pytest.mark.parametrize(
+    ("page", "damage", "left"),
+    [
+        (1, "flip", 4), (1, "truncate", 7), (1, "swap", 4), (1, "delete", 4), (0, "delete", 0), (2, "flip", 8), (1, "hole", 4),
+    ],
+)  # fmt: skip
+async def test_damaged_pages_are_absent(
+    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers, page: int, damage: str, left: int
+) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    client.write_slots([write(owner, 0, 12)])
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6, 7), mark(12))])
+    raw_server = redis.Redis.from_url(own_servers.kv.url)
+    name = page_key(LAYOUT.fingerprint, owner.key, 1, page)
+    value = bytearray(raw_server.get(name) or b"")
+    if damage == "flip":
+        value[3] ^= 1
+    elif damage == "truncate":
+        value = value[:-1]
+    elif damage == "swap":
+        value = bytearray(raw_server.get(page_key(LAYOUT.fingerprint, owner.key, 1, page + 1)) or b"")
+    elif damage == "hole":
+        value[: kv_slots.framed_size(LAYOUT.slot_bytes)] = bytes(kv_slots.framed_size(LAYOUT.slot_bytes))
+    raw_server.delete(name)
+    if damage != "delete":
+        raw_server.set(name, bytes(value))
+    raw_server.close()
+    record, raw, positions = client.restore(owner.key, owner.token, "w1", LAYOUT)
+    assert positions == left and bytes(raw) == b"".join(slot(p) for p in range(left))
+    assert record.watermark == 12
+
+
+async def test_restore_never_goes_past_the_watermark(client: ContextClient, store: RedisStore) -> None:
+    """Slots behind the watermark may belong to tokens that were never committed."""
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    client.write_slots([write(owner, 0, 20)])
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(6))])
+    assert client.restore(owner.key, owner.token, "w1", LAYOUT)[2] == 6
+
+
+async def test_restore_of_another_layout_gives_the_record_only(client: ContextClient, store: RedisStore) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    client.write_slots([write(owner, 0, 8)])
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
+    other = KVLayout("other", "cpu-1", "float32", 2, 1, 4, 4)
+    record, raw, positions = client.restore(owner.key, owner.token, "w1", other)
+    assert record.watermark == 8 and positions == 0 and not raw
+
+
+async def test_only_the_owner_restores(client: ContextClient, store: RedisStore) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    for token, worker in ((FencingToken(1, 0), "w1"), (FencingToken(2, 1), "w1"), (owner.token, "w2")):
+        with pytest.raises(NotOwner):
+            client.restore(owner.key, token, worker, LAYOUT)
+    with pytest.raises(UnknownRequest):
+        client.restore(RequestKey("job", 99), owner.token, "w1", LAYOUT)
+
+
+async def test_handover_by_client(client: ContextClient, store: RedisStore) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6))])
+    assert client.handover(owner.key, owner.token, 1, None, "w2") is None
+    moved = client.handover(owner.key, owner.token, 2, None, "w2")
+    assert moved == Lease(owner.key, FencingToken(1, 2), "w2")
+    assert client.handover(owner.key, owner.token, 2, None, "w2") == moved  # the reply was lost
+    (late,) = client.commit([TokenCommit(owner.key, owner.token, 2, (7,))])
+    assert late.status is CommitStatus.FENCED
+
+
+async def test_durable_store_killed_in_the_middle(
+    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    for position in range(20):
+        client.commit([TokenCommit(owner.key, owner.token, position, (position,))])
+    own_servers.durable.kill()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        client.commit([TokenCommit(owner.key, owner.token, 20, (20,))])
+    assert time.monotonic() - began < 3.0
+    assert client.heartbeat(worker_status("w1", "node-1")) == []  # answered while the store is away
+    own_servers.durable.start()
+    (result,) = available(lambda: client.commit([TokenCommit(owner.key, owner.token, 20, (20,))]))
+    assert (result.status, result.length) == (CommitStatus.OK, 21)
+    assert available(lambda: client.restore(owner.key, owner.token, "w1", LAYOUT))[0].tokens == tuple(range(21))
+    available(lambda: client.heartbeat(worker_status("w1", "node-1")))
+
+
+async def test_hung_durable_store_shows_within_the_timeout(
+    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    own_servers.durable.pause()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        client.commit([TokenCommit(owner.key, owner.token, 0, (1,))])
+    assert time.monotonic() - began < 3.0
+    client.heartbeat(worker_status("w1", "node-1"))
+    assert time.monotonic() - began < 4.0
+    own_servers.durable.resume()
+    (result,) = available(lambda: client.commit([TokenCommit(owner.key, owner.token, 0, (1,))]))
+    assert (result.status, result.length) == (CommitStatus.OK, 1)
+
+
+async def test_kv_restart_changes_the_generation_and_costs_no_token(
+    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    before = client.write_slots([write(owner, 0, 8)])
+    assert client.write_slots([write(owner, 8, 9)]) == before
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(9))])
+    own_servers.kv.kill()
+    with pytest.raises(StoreUnavailable):
+        client.write_slots([write(owner, 9, 10)])
+    record, _, positions = client.restore(owner.key, owner.token, "w1", LAYOUT)
+    assert record.tokens == (5,) and positions == 0
+    own_servers.kv.start()
+    assert available(lambda: client.write_slots([write(owner, 9, 10)])) != before
+    assert client.restore(owner.key, owner.token, "w1", LAYOUT)[2] == 0
+
+
+async def test_a_notice_raised_while_the_store_is_away_is_not_lost(
+    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+) -> None:
+    notice = Notice("node-1", NoticeKind.TERMINATE, time.time() + 60, "test")
+    own_servers.durable.kill()
+    assert client.raise_notice(notice)
+    assert not client.raise_notice(notice)
+    assert client.heartbeat(worker_status("w1", "node-1")) == [notice]
+    own_servers.durable.start()
+    deadline = time.monotonic() + 10
+    while (await store.notices()) != [notice]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    client.withdraw_notice(notice.id)
+    assert client.heartbeat(worker_status("w1", "node-1")) == []
+    assert await store.notices() == []
+
+
+async def test_heartbeats_carry_only_this_nodes_notices(client: ContextClient, store: RedisStore) -> None:
+    mine = Notice("node-1", NoticeKind.TERMINATE, time.time() + 60, "elsewhere")
+    await store.put_notice(mine)
+    await store.put_notice(Notice("node-2", NoticeKind.TERMINATE, time.time() + 60, "elsewhere"))
+    until(lambda: client.heartbeat(worker_status("w1", "node-1")) == [mine])
+    assert [status.worker_id for status in await store.workers()] == ["w1"]
+
+
+async def test_a_finished_request_leaves_no_pages(
+    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    client.write_slots([write(owner, 0, 11)])
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6), mark(11))])
+    client.commit([TokenCommit(owner.key, owner.token, 2, (7,), finish=Finish(True, b"{}"))])
+    raw_server = redis.Redis.from_url(own_servers.kv.url)
+    until(lambda: not raw_server.keys("kv:*:job:*"))
+    raw_server.close()
+
+
+async def test_daemon_killed_and_started_again(client: ContextClient, daemon: Daemon, store: RedisStore) -> None:
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5,))])
+    daemon.end(signal.SIGKILL)
+    with pytest.raises(StoreUnavailable):
+        client.commit([TokenCommit(owner.key, owner.token, 1, (6,))])
+    daemon.start()
+    (result,) = available(lambda: client.commit([TokenCommit(owner.key, owner.token, 1, (6,))]))
+    assert result.length == 2
+    assert daemon.end(signal.SIGTERM) == 0
+    assert port_is_free("127.0.0.1", daemon.port)
+
+
+def test_health_and_a_port_in_use(daemon: Daemon, own_servers: EmbeddedServers) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{daemon.port}") as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    second = Daemon(own_servers)
+    command = [str(daemon.port).join(part.split(str(second.port))) for part in second._command]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False, env=dict(os.environ))
+    assert ended.returncode != 0 and f"cannot listen on 127.0.0.1:{daemon.port}" in ended.stderr.decode()
+
+
+def test_bad_messages_are_refused_by_name(client: ContextClient) -> None:
+    bad = SlotWrite(RequestKey("job", 1), 1, "lay", 0, 2, 64, 16, b"short")
+    with pytest.raises(ValueError, match="framed slots"):
+        client.write_slots([bad])
+    with pytest.raises(ValueError, match="job id"):
+        client.commit([TokenCommit(RequestKey("a}{b", 1), FencingToken(1, 1), 0, (1,))])
