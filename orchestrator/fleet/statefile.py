@@ -54,14 +54,18 @@ def state_path(name: str) -> Path:
 
 def read_cluster(name: str) -> ClusterState | None:
     """What `cluster.json` says, or None when there is none. Raises ValueError when it cannot be read as one."""
-    path = state_path(name)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ClusterState)
+        return decode(state_path(name))
     except FileNotFoundError:
         return None
+
+
+def decode(path: Path) -> ClusterState:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ClusterState)
     except msgspec.DecodeError as error:
         raise ValueError(
-            f"{path} is not a cluster state file ({error}); remove it if no cluster {name!r} runs"
+            f"{path} is not a cluster state file ({error}); remove it if that cluster does not run"
         ) from error
 
 

@@ -65,7 +65,7 @@ class LocalCluster:
 
     @property
     def processes(self) -> dict[str, ManagedProcess]:
-        """All supervised processes by name: durable, kv, head, orchestrator, and daemon-, watcher-, ray-NODE."""
+        """All supervised processes by name: redis-durable, redis-kv, head, orchestrator, and daemon-, watcher-, ray-NODE."""
         return self._processes | {process.spec.name: process for process in self._fleet.processes}
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ class LocalCluster:
         durable = redis_server.server_command("durable", DURABLE_PORT, folder, 0, host)
         kv = redis_server.server_command("kv", KV_PORT, scratch, memory, host)
         await asyncio.gather(
-            self._start_process("durable", tuple(durable), lambda: redis_server.answers_ping(host, DURABLE_PORT)),
-            self._start_process("kv", tuple(kv), lambda: redis_server.answers_ping(host, KV_PORT)),
+            self._start_process("redis-durable", tuple(durable), lambda: redis_server.answers_ping(host, DURABLE_PORT)),
+            self._start_process("redis-kv", tuple(kv), lambda: redis_server.answers_ping(host, KV_PORT)),
         )
 
     async def _start_head(self) -> None:
@@ -242,7 +242,7 @@ class LocalCluster:
         await self._stop_process("orchestrator", 3.0)
         await self._fleet.stop()
         await self._stop_process("head", 0.0)
-        await asyncio.gather(self._stop_process("durable", 4.0), self._stop_process("kv", 1.0))
+        await asyncio.gather(self._stop_process("redis-durable", 4.0), self._stop_process("redis-kv", 1.0))
         if self._runner is not None:
             await self._runner.cleanup()
         if self._claim is not None:
