@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -57,6 +58,11 @@ class TorchEngine:
     @property
     def plan(self) -> EnginePlan:
         return self._plan
+
+    @property
+    def model(self) -> Any:
+        """The transformers module that runs; for measurements."""
+        return self._runner.model
 
     @property
     def layout(self) -> KVLayout:
@@ -128,13 +134,13 @@ class TorchEngine:
         }
 
     def _advance(self, schedule: Schedule, chunks: list[Chunk], tokens: dict[RequestKey, int]) -> StepOutput:
+        decodes = sum(1 for c in chunks if c.length == 1 and c.samples)  # before tokens are appended
         new_tokens = []
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.advance(chunk.length)
             if sequence.key in tokens:
                 new_tokens.append(self._append(sequence, tokens[sequence.key]))
-        decodes = sum(1 for c in chunks if c.length == 1 and c.samples)
         return StepOutput(
             tokens=tuple(new_tokens),
             kv_len={c.sequence.key: c.sequence.kv_len for c in chunks},

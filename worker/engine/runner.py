@@ -23,7 +23,7 @@ Logits = npt.NDArray[np.float32]
 class ModelRunner:
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
-        self._model: Any = load_model(plan)
+        self.model: Any = load_model(plan)
         self.pool = KVPool(plan, getattr(torch, plan.dtype))
 
     @torch.inference_mode()
@@ -50,7 +50,7 @@ class ModelRunner:
         fill = [0] * (padded(len(ids), self._plan.batch_invariant) - len(ids))
         groups = build_groups(chunks, self._plan.page_size, self.pool.zero_page)
         step = PagedStep(self.pool, torch.tensor(slots), groups)
-        output = self._model.model(
+        output = self.model.model(
             input_ids=torch.tensor([ids + fill]),
             position_ids=torch.tensor([positions + fill]),
             cache=step,
@@ -66,6 +66,6 @@ class ModelRunner:
         if not rows:
             return np.empty((0, self._plan.spec.vocab_size), dtype=np.float32)
         fill = rows[:1] * (padded(len(rows), self._plan.batch_invariant) - len(rows))
-        logits: Tensor = self._model.lm_head(hidden.index_select(0, torch.tensor(rows + fill)))
+        logits: Tensor = self.model.lm_head(hidden.index_select(0, torch.tensor(rows + fill)))
         result: Logits = logits[: len(rows)].float().numpy()
         return result
