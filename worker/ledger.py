@@ -77,9 +77,10 @@ class Outcome:
 
 
 class Ledger:
-    def __init__(self, layout: str, page_size: int) -> None:
+    def __init__(self, layout: str, page_size: int, max_range_slots: int = 1 << 30) -> None:
         self._layout = layout
         self._page_size = page_size
+        self._max_range_slots = max_range_slots
         self._held: dict[RequestKey, Held] = {}
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
@@ -88,7 +89,7 @@ class Ledger:
     def add(self, held: Held, restored: int) -> None:
         """Own a sequence whose first `restored` positions came back; its open page is written anew under this epoch."""
         held.first_page = restored // self._page_size
-        held.kv_len = restored
+        held.kv_len = 0  # resident only once the engine has taken it in and run it
         held.kv_queued = held.kv_acked = held.first_page * self._page_size
         with self.changed:
             self._held[held.key] = held
@@ -240,14 +241,13 @@ class Ledger:
         ranges: list[KVRange] = []
         with self._lock:
             for held in self._held.values():
-                stop = min(held.kv_len, held.kv_queued + max_slots)
-                if stop <= held.kv_queued or held.finish is not None or only not in (None, held.key):
+                if held.finish is not None or only not in (None, held.key):
                     continue
-                ranges.append(KVRange(held.key, held.token.epoch, held.kv_queued, stop))
-                max_slots -= stop - held.kv_queued
-                held.kv_queued = stop
-                if max_slots <= 0:
-                    break
+                while max_slots > 0 and held.kv_queued < held.kv_len:
+                    count = min(held.kv_len - held.kv_queued, max_slots, self._max_range_slots)
+                    ranges.append(KVRange(held.key, held.token.epoch, held.kv_queued, held.kv_queued + count))
+                    held.kv_queued += count
+                    max_slots -= count
         return ranges
 
     def kv_written(self, ranges: Iterable[KVRange]) -> None:

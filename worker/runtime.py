@@ -34,6 +34,8 @@ from worker.metrics import HANDED_OVER
 
 log = get_logger()
 
+_KV_RANGE_BYTES = 16 << 20  # one write; several go in one message
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
@@ -73,7 +75,7 @@ class WorkerRuntime:
         self._die = die
         self._clock = clock
         layout = engine.layout
-        self._ledger = Ledger(layout.fingerprint, layout.page_size)
+        self._ledger = Ledger(layout.fingerprint, layout.page_size, max(1, _KV_RANGE_BYTES // layout.slot_bytes))
         max_slots = max(64, options.max_queued_kv_bytes // layout.slot_bytes)
         self._kv = KVCommitter(self._ledger, client, layout, max_slots, self._crashed)
         self._tokens = TokenCommitter(self._ledger, client, self._on_outcome, self._crashed)
@@ -136,7 +138,7 @@ class WorkerRuntime:
     def _restore_once(self, lease: Lease) -> None:
         started = time.monotonic()
         record, kv, positions = self._client.restore(
-            lease.key, lease.token, self._options.worker_id, self._engine.layout.fingerprint, want_kv=True
+            lease.key, lease.token, self._options.worker_id, self._engine.layout
         )
         positions = min(positions, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
         restore_ms = 1e3 * (time.monotonic() - started)
@@ -195,11 +197,15 @@ class WorkerRuntime:
         )
 
     def _beat(self) -> None:
+        heard = True
         while not self._stopping.wait(self._options.heartbeat_s):
             try:
                 self._hear(self._client.heartbeat(self.status()))
+                heard = True
             except StoreUnavailable as error:
-                log.warning("heartbeat_failed", error=str(error))
+                if heard:
+                    log.warning("heartbeat_unheard", error=str(error))
+                heard = False
             except Exception as error:  # noqa: BLE001 - without a heart the worker would be declared dead, silently
                 self._crashed(error)
 
