@@ -56,7 +56,7 @@ def read_cluster(name: str) -> ClusterState | None:
     """What `cluster.json` says, or None when there is none. Raises ValueError when it cannot be read as one."""
     try:
         return decode(state_path(name))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

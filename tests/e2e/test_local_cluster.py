@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ import redis
 
 from context_daemon.records import NoticeKind
 from context_daemon.redis_store import RedisStore
-from orchestrator.fleet.local import procscan, reaper
+from orchestrator.fleet import statefile
+from orchestrator.fleet.local import procscan, reaper, shutdown
 from tests.e2e.local_cluster import RunningCluster, tideover, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -151,6 +154,14 @@ def test_the_durable_store_comes_back_with_its_data_after_the_asked_pause(cluste
     client.close()
 
 
+def test_a_head_that_dies_takes_its_machines_and_all_come_again(cluster: RunningCluster) -> None:
+    before = cluster.running()
+    cluster.call("POST", "/v1/processes/head/kill", {})
+    until("two new machines run", lambda: len(cluster.running() - before) == 2, 60)
+    assert cluster.processes()["head"]["restarts"] == 1
+    assert not before & cluster.nodes().keys()
+
+
 def test_a_second_cluster_of_the_name_and_a_taken_port_are_refused(cluster: RunningCluster, tmp_path: Path) -> None:
     again = tideover("up", "--no-orchestrator", "--name", cluster.name, state_home=cluster.state_home)
     assert again.returncode == 2
@@ -184,6 +195,38 @@ def test_a_supervisor_killed_hard_leaves_nothing(tmp_path: Path) -> None:
         assert_nothing_left(cluster)
     finally:
         cluster.down()
+
+
+def test_what_is_left_when_supervisor_and_reaper_are_both_killed_goes_with_down(tmp_path: Path) -> None:
+    cluster = RunningCluster("test-both", tmp_path, "--no-orchestrator", "--workers", "1")
+    children = psutil.Process(cluster.facts["pid"]).children()
+    reaping = next(child for child in children if "orchestrator.fleet.local.reaper" in child.cmdline())
+    reaping.kill()
+    os.kill(cluster.facts["pid"], signal.SIGKILL)
+    time.sleep(0.5)
+    assert procscan.find(cluster.scope) != []
+    done = cluster.down()
+    assert json.loads(done.stdout) == {"name": cluster.name, "was_running": True, "left": []}
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.parametrize("after_s", [0.7, 4.0])
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, after_s: float) -> None:
+    """Twice in a row, as an impatient person does."""
+    command = [sys.executable, "-m", "orchestrator.cli", "up", "--no-orchestrator", "--name", "test-int", "--port", "0"]
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    up = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "tideover" / "test-int" / "cluster.json"
+    until("it starts", path.exists)
+    state = statefile.decode(path)
+    time.sleep(after_s)
+    up.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    up.send_signal(signal.SIGINT)
+    _, said = up.communicate(timeout=10)
+    assert up.returncode == 0, said
+    assert shutdown.leftovers(state) == []
+    assert not path.exists()
 
 
 def _runs_anew(cluster: RunningCluster, name: str, old_pid: int) -> bool:

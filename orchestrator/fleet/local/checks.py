@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from context_daemon import redis_server
 from orchestrator.fleet import statefile
+from orchestrator.fleet.local import reaper
 from orchestrator.fleet.local.options import ClusterOptions
 from worker.engine.config import GIB, EngineConfig, EngineConfigError, EnginePlan, plan_engine
 from worker.engine.model_folder import ModelFolderError
@@ -36,6 +37,7 @@ def preflight(options: ClusterOptions) -> None:
 
 
 def check_not_running(name: str) -> None:
+    """Refuses a cluster that runs. One whose supervisor and reaper were both killed is swept away first."""
     try:
         state = statefile.read_cluster(name)
     except ValueError as error:
@@ -45,6 +47,8 @@ def check_not_running(name: str) -> None:
             f"cluster {name!r} runs already (pid {state.pid}, API at {state.api_address}); "
             f"stop it with `tideover down --name {name}`, or choose another --name"
         )
+    if state is not None:
+        reaper.sweep(name, state.cluster_id, Path(state.runtime_dir))
 
 
 def check_port(port: int) -> None:

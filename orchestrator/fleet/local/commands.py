@@ -58,6 +58,7 @@ def ray_head(subnet: Subnet, options: ClusterOptions, temp_dir: Path) -> tuple[s
         "--num-cpus=0",  # nothing but the control store: work belongs on machines that may go
         "--include-dashboard=false",
         "--disable-usage-stats",
+        "--no-monitor",  # of Ray's autoscaler: machines are the supervisor's business
         f"--temp-dir={temp_dir}",
     )
 

@@ -6,28 +6,35 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from context_daemon.observability import Counter
 from orchestrator.fleet.backoff import Backoff
 from orchestrator.fleet.local.node import LocalNode, NodeState
 from orchestrator.fleet.local.process import ManagedProcess, ProcessFailed
 
 _START = "start"
+GONE = Counter("tideover_local_machines_gone", "Machines taken away or lost", ["why"])
 Progress = Callable[[str], None]
 
 
 class NodeFleet:
-    """`make_node(index)` builds machine number `index`, counted over the cluster's life; no number is used twice."""
+    """`make_node(index)` builds machine number `index`, counted over the cluster's life; no number is used twice.
+
+    `can_start()` is false while there is nothing to join.
+    """
 
     def __init__(
         self,
         wanted: int,
         replace: bool,
         make_node: Callable[[int, Callable[[LocalNode], None]], LocalNode],
+        can_start: Callable[[], bool],
         say: Progress,
     ) -> None:
         self.wanted = wanted
         self.nodes: dict[str, LocalNode] = {}
         self._replace = replace
         self._make_node = make_node
+        self._can_start = can_start
         self._say = say
         self._started = 0
         self._changed = asyncio.Event()
@@ -52,7 +59,7 @@ class NodeFleet:
             self._changed.clear()
             if len(self.nodes) >= self.wanted:
                 await self._changed.wait()
-            elif not self._backoff.ready(_START, time.monotonic()):
+            elif not self._can_start() or not self._backoff.ready(_START, time.monotonic()):
                 await asyncio.sleep(0.2)
             else:
                 await self._start_one()
@@ -102,6 +109,7 @@ class NodeFleet:
     async def _take(self, node: LocalNode, why: str) -> None:
         killed = await node.take()
         self.nodes.pop(node.node_id, None)
+        GONE.labels(why).inc()
         self._say(f"machine {node.node_id} is gone ({why}; {killed} processes killed)")
         if not self._replace:
             self.wanted = max(0, self.wanted - 1)

@@ -90,7 +90,7 @@ class LocalNode:
         await self.raylet.start()
         await self.raylet.wait_ready(lambda: log_says(self.raylet.spec.log, commands.STARTED), timeout_s)
         await self.daemon.wait_ready(lambda: answers(self.daemon_address), timeout_s)
-        await self.watcher.start()
+        await self.watcher.start()  # refuses if the machine was taken meanwhile
         if self.state is NodeState.STARTING:
             self.state = NodeState.RUNNING
 

@@ -50,6 +50,8 @@ class ManagedProcess:
         return self._process.pid if running and self._process else None
 
     async def start(self) -> None:
+        if self._stopping:
+            raise ProcessFailed(f"{self.spec.name} was stopped before it was started")
         self._process = await self._spawn()
         self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.spec.name}")
 
@@ -83,6 +85,8 @@ class ManagedProcess:
                 (self._restart_after_s, None) if self._restart_after_s is not None else (backoff, None)
             )
             await asyncio.sleep(delay)
+            if self._stopping:
+                return
             self.restarts += 1
             self._process = await self._spawn()
 

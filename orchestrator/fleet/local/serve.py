@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from context_daemon.observability import serve_metrics
 from orchestrator.fleet import statefile
 from orchestrator.fleet.local.checks import PreflightError
-from orchestrator.fleet.local.options import ClusterOptions
+from orchestrator.fleet.local.options import METRICS_PORT, ClusterOptions
 from orchestrator.fleet.local.process import ProcessFailed
 from orchestrator.fleet.local.supervisor import LocalCluster
 from orchestrator.fleet.statefile import ClusterState
@@ -43,6 +44,7 @@ async def serve(options: ClusterOptions, say: Callable[[str], None], ready: Call
     cluster = LocalCluster(options, say)
     try:
         await cluster.start()
+        serve_metrics(cluster.host, METRICS_PORT)  # here and not in the cluster: it lasts as long as the process
         ready(cluster.state)
         await asyncio.Event().wait()
     except asyncio.CancelledError:

@@ -19,6 +19,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from context_daemon import redis_server
+from context_daemon.observability import Counter
 from orchestrator.fleet import statefile
 from orchestrator.fleet.local import checks, commands, procscan, reaper
 from orchestrator.fleet.local.control import control_application
@@ -26,6 +27,8 @@ from orchestrator.fleet.local.fleet import NodeFleet
 from orchestrator.fleet.local.node import LocalNode, Surroundings, answers, log_says
 from orchestrator.fleet.local.options import DURABLE_PORT, GCS_PORT, KV_PORT, ClusterOptions, claim_subnet
 from orchestrator.fleet.local.process import ManagedProcess, ProcessFailed, ProcessSpec
+
+RESTARTS = Counter("tideover_local_process_deaths", "Supervised processes found dead, by role", ["process"])
 
 # The longest path that Ray puts under its temporary folder is 62 characters; a Unix socket's may have 107.
 _LONGEST_RUNTIME_DIR = 107 - 64
@@ -50,7 +53,7 @@ class LocalCluster:
         self._processes: dict[str, ManagedProcess] = {}
         self._stopped = False
         self._state: statefile.ClusterState | None = None
-        self._fleet = NodeFleet(options.workers, options.replace, self._make_node, self._event)
+        self._fleet = NodeFleet(options.workers, options.replace, self._make_node, self._head_ready, self._event)
 
     # -- what others read -------------------------------------------------------------------------------------------
     @property
@@ -58,6 +61,11 @@ class LocalCluster:
         if self._state is None:
             raise RuntimeError(f"cluster {self.options.name!r} was not started")
         return self._state
+
+    @property
+    def host(self) -> str:
+        """The supervisor's own loopback address."""
+        return self._subnet.supervisor
 
     @property
     def fleet(self) -> NodeFleet:
@@ -166,9 +174,11 @@ class LocalCluster:
 
     async def _start_head(self) -> None:
         argv = commands.ray_head(self._subnet, self.options, Path(self.state.runtime_dir))
-        log = self._log_dir / "head.log"
         env = commands.head_environment(self._base_env)
-        await self._start_process("head", argv, lambda: log_says(log, commands.STARTED), env, self._head_died)
+        await self._start_process("head", argv, self._head_ready, env, self._head_died)
+
+    def _head_ready(self) -> bool:
+        return log_says(self._log_dir / "head.log", commands.STARTED)
 
     async def _start_orchestrator(self) -> None:
         state = self.state
@@ -216,6 +226,7 @@ class LocalCluster:
         return LocalNode(node_id, address, around, on_lost)
 
     def _died(self, process: ManagedProcess, code: int) -> None:
+        RESTARTS.labels(process.spec.name.split("-n")[0]).inc()
         self._event(f"{process.spec.name} ended with {code}; it is started again (log: {process.spec.log})")
 
     def _head_died(self, process: ManagedProcess, code: int) -> None:
