@@ -21,7 +21,7 @@ TORCH := torch>=2.13,<2.14
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO := protos/jobs.proto protos/admin.proto protos/context.proto
 PACKAGES := context_daemon worker orchestrator
-PROTOC := $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
 .PHONY: help setup model demo test lint test-faults protos protos-check lock clean
 
@@ -40,7 +40,7 @@ $(STAMP):
 	@$(PIP) install -qq --require-hashes -r requirements.lock
 	@echo "setup 4/4: tideover itself"
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .
-	@$(PIP) check
+	@$(PIP) check --quiet
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 	@echo "setup: done; the command is $(BIN)/tideover"
