@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from context_daemon.records import Finish, KVLayout, RequestKey, RequestSpec
-from worker.text import StopChecker, Tokenizer, error_line, result_line
+from worker.result_lines import error_line, result_line
+from worker.text import Detokenizer, StopChecker, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class AnswerBuilder:
     model: str
     layout: KVLayout
     eos_token_ids: tuple[int, ...]
+    clock: Callable[[], float] = time.time
 
     def start(self, key: RequestKey, spec: RequestSpec, tokens: Sequence[int]) -> Answer:
         """An Answer that has seen `tokens`. Text is a function of the tokens alone, so a resumed one is equal."""
@@ -22,3 +25,54 @@ class AnswerBuilder:
         for token_id in tokens:
             answer.push(token_id)
         return answer
+
+
+class Answer:
+    """Grows with each token of one sequence and is asked for its line at the end."""
+
+    def __init__(self, builder: AnswerBuilder, key: RequestKey, spec: RequestSpec) -> None:
+        self._builder = builder
+        self._key = key
+        self._spec = spec
+        self._text = Detokenizer(builder.tokenizer)
+        self._stop = StopChecker(spec.params.stop)
+        self._count = 0
+        self._last = -1
+
+    def push(self, token_id: int) -> bool:
+        """Take a token in; True if a stop string is complete."""
+        self._count += 1
+        self._last = token_id
+        new = self._text.push(token_id)
+        return self._stop.look(self._text.text, len(new))
+
+    @property
+    def finished(self) -> str | None:
+        """The finish reason that the tokens alone show, if they do: their owner died before it could say so."""
+        params = self._spec.params
+        stops = params.stop_token_ids + (() if params.ignore_eos else self._builder.eos_token_ids)
+        if self._stop.cut is not None or self._last in stops:
+            return "stop"
+        return "length" if self._count >= params.max_tokens else None
+
+    def payload(self, finish_reason: str, *, exact: bool) -> Finish:
+        """The good line. Text ends before the stop string, if one was found."""
+        if self._stop.cut is None:
+            self._stop.look(self._text.text, len(self._text.flush()))
+        layout = self._builder.layout
+        line = result_line(
+            self._key,
+            self._spec,
+            text=self._text.text[: self._stop.cut],
+            completion_tokens=self._count,
+            finish_reason=finish_reason,
+            model=self._builder.model,
+            created=int(self._builder.clock()),
+            system_fingerprint=f"fp_{layout.fingerprint}",
+            exact=exact,
+        )
+        return Finish(ok=True, payload=line)
+
+    def error(self, code: str, message: str) -> Finish:
+        """An error line in place of the answer."""
+        return Finish(ok=False, payload=error_line(self._key, self._spec.custom_id, code, message))

@@ -144,7 +144,12 @@ class WorkerRuntime:
         restore_ms = 1e3 * (time.monotonic() - started)
         admission = self._admission(record, kv, positions, restore_ms)
         done = threading.Event()
-        self._loop.post(lambda: (self._loop.admit(admission), done.set())[-1])
+
+        def admit() -> None:
+            self._loop.admit(admission)
+            done.set()
+
+        self._loop.post(admit)
         # Listed as being admitted until the ledger has it, so that no heartbeat leaves it out.
         while not done.wait(0.5) and not self._stopping.is_set():
             pass

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from context_daemon.records import InterruptionCause
 from context_daemon.store import LeasedRequest, ReadyRequest
+from worker.result_lines import error_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,10 @@ def convicted(ready: Iterable[ReadyRequest], policy: RecoveryPolicy) -> list[Rea
     return [request for request in ready if request.attempts >= policy.max_attempts]
 
 
-def conviction_payload(custom_id: str, line: int, attempts: int) -> bytes:
-    """An error line in OpenAI's batch shape."""
-    message = f"line {line}: the engine failed {attempts} times on this request, the last time while it ran alone"
-    return msgspec.json.encode(
-        {
-            "id": f"batch_req_{line}",
-            "custom_id": custom_id,
-            "response": None,
-            "error": {"code": "engine_fault", "message": message},
-        }
+def conviction_payload(request: ReadyRequest, custom_id: str) -> bytes:
+    """The error line of a convicted request."""
+    message = (
+        f"line {request.key.line}: the engine failed {request.attempts} times on this request, "
+        "the last time while it ran alone"
     )
+    return error_line(request.key, custom_id, "engine_fault", message)

@@ -30,7 +30,7 @@ from orchestrator.routing import placement, recovery
 from orchestrator.routing.gateway import WorkerGateway
 from orchestrator.routing.leases import LeaseObserver
 
-log = get_logger(__name__)
+log = get_logger()
 
 REQUEUED = Counter("tideover_requests_requeued", "Requests taken from an owner", ["cause"])
 TICK_SECONDS = Histogram("tideover_router_tick_seconds", "Duration of one routing round")
@@ -235,7 +235,7 @@ class Router:
         record = await self._store.get_request(request.key)
         if record is None:
             return
-        payload = recovery.conviction_payload(record.spec.custom_id, request.key.line, request.attempts)
+        payload = recovery.conviction_payload(request, record.spec.custom_id)
         if await self._store.fail_request(request.key, term, request.epoch, payload):
             self._events.add("convicted", f"{request.key}: broke an engine {request.attempts} times; set aside")
 
