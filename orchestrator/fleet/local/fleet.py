@@ -66,10 +66,10 @@ class NodeFleet:
 
     async def _start_one(self) -> None:
         index, self._started = self._started, self._started + 1
-        node = self._make_node(index, self._lost)
-        self.nodes[node.node_id] = node
-        began = time.monotonic()
+        began, node = time.monotonic(), None
         try:
+            node = self._make_node(index, self._lost)
+            self.nodes[node.node_id] = node
             await node.start()
         except (ProcessFailed, OSError) as error:
             await self._start_failed(node, error)
@@ -80,15 +80,16 @@ class NodeFleet:
             self._say(f"machine {node.node_id} at {node.address} is up ({time.monotonic() - began:.1f} s)")
             self._changed.set()
 
-    async def _start_failed(self, node: LocalNode, error: Exception) -> None:
-        if node.state is NodeState.GONE:
+    async def _start_failed(self, node: LocalNode | None, error: Exception) -> None:
+        if node is not None and node.state is NodeState.GONE:
             return  # taken while it started
         self._failures = self._backoff.failed(_START, time.monotonic())
-        self._last_error = ProcessFailed(f"machine {node.node_id} at {node.address} did not start: {error}")
+        self._last_error = ProcessFailed(f"machine {node.node_id if node else ''} did not start: {error}")
         delay = self._backoff.delay(self._failures)
         self._say(f"{self._last_error}\nnext try in {delay:.0f} s (failure {self._failures} in a row)")
-        self.nodes.pop(node.node_id, None)
-        await node.take()
+        if node is not None:
+            self.nodes.pop(node.node_id, None)
+            await node.take()
 
     async def wait_running(self, count: int, failures: int = 3) -> None:
         """Until `count` machines run. Raises ProcessFailed after that many failed starts in a row."""

@@ -88,7 +88,11 @@ class ManagedProcess:
             if self._stopping:
                 return
             self.restarts += 1
-            self._process = await self._spawn()
+            try:
+                self._process = await self._spawn()
+            except OSError as error:  # no memory or no descriptors for now: counts as one more death
+                with self.spec.log.open("a") as log:
+                    log.write(f"cannot start {self.spec.name}: {error}\n")
 
     def kill(self, number: int, restart_after_s: float | None = None) -> int | None:
         """Send a signal; the restart that follows a death waits `restart_after_s`. None when it is down already."""

@@ -102,8 +102,8 @@ class LocalCluster:
         options = self.options
         self._subnet, self._claim = claim_subnet(options.name)
         folder = statefile.cluster_dir(options.name)
-        if options.fresh:
-            shutil.rmtree(folder / "durable", ignore_errors=True)
+        if options.fresh and (folder / "durable").exists():
+            shutil.rmtree(folder / "durable")
         shutil.rmtree(folder / "logs", ignore_errors=True)
         self._log_dir = folder / "logs"
         self._log_dir.mkdir(parents=True)
@@ -142,7 +142,7 @@ class LocalCluster:
     async def _start_parts(self) -> None:
         """Stores and control first, then the head; then the orchestrator and the machines at the same time."""
         await self._serve_control()
-        await asyncio.gather(self._start_stores(), self._start_head())
+        await _all(self._start_stores(), self._start_head())
         self._keeper = asyncio.create_task(self._fleet.keep(), name="keep machines")
         parts = [self._fleet.wait_running(self.options.workers)]
         if self.options.orchestrator:
@@ -167,7 +167,7 @@ class LocalCluster:
         host, memory = self._subnet.supervisor, self.options.kv_store_memory
         durable = redis_server.server_command("durable", DURABLE_PORT, folder, 0, host)
         kv = redis_server.server_command("kv", KV_PORT, scratch, memory, host)
-        await asyncio.gather(
+        await _all(
             self._start_process("redis-durable", tuple(durable), lambda: redis_server.answers_ping(host, DURABLE_PORT)),
             self._start_process("redis-kv", tuple(kv), lambda: redis_server.answers_ping(host, KV_PORT)),
         )
@@ -247,6 +247,13 @@ class LocalCluster:
         if self._stopped:
             return
         self._stopped = True
+        try:
+            await self._stop_parts()
+        finally:
+            await self._sweep()
+        self._event(f"cluster {self.options.name!r} is stopped")
+
+    async def _stop_parts(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -254,6 +261,8 @@ class LocalCluster:
         await self._fleet.stop()
         await self._stop_process("head", 0.0)
         await asyncio.gather(self._stop_process("redis-durable", 4.0), self._stop_process("redis-kv", 1.0))
+
+    async def _sweep(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
         if self._claim is not None:
@@ -263,7 +272,6 @@ class LocalCluster:
         if self._reaper is not None and self._reaper.stdin is not None:
             self._reaper.stdin.close()
             await self._reaper.wait()
-        self._event(f"cluster {self.options.name!r} is stopped")
 
     async def _stop_process(self, name: str, grace_s: float) -> None:
         if name in self._processes:
