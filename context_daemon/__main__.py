@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import click
 
@@ -20,9 +22,19 @@ async def _run(config: DaemonConfig) -> None:
     daemon = ContextDaemon(config)
     try:
         await daemon.start()
-        await stop.wait()
+        await _first(stop.wait(), daemon.failed())
     finally:
         await daemon.stop()
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them ends; its error is raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 @click.command()

@@ -9,8 +9,8 @@ import grpc
 import msgspec
 
 from context_daemon import wire
-from context_daemon.kv_slots import unframe
 from context_daemon.kv_metrics import ABSENT_PAGES
+from context_daemon.kv_slots import framed_size, unframe
 from context_daemon.records import (
     CommitResult,
     FencingToken,
@@ -30,7 +30,7 @@ from protos.context_pb2_grpc import ContextServiceStub
 
 T = TypeVar("T")
 _MAX_MESSAGE = 64 << 20
-_KV_MESSAGE = 24 << 20  # one WriteSlots message holds about so much
+_KV_MESSAGE = 1 << 20  # one WriteSlots message holds about so much: the daemon is not kept from tokens for longer
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.max_send_message_length", _MAX_MESSAGE),
@@ -191,10 +191,10 @@ def _status(error: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def _batches(writes: Sequence[SlotWrite]) -> Iterator[list[SlotWrite]]:
-    """Whole writes until a message is full; one that is too large by itself is the caller's to cut."""
+    """Messages of about `_KV_MESSAGE`; a larger write is cut at page borders, so that whole pages stay whole."""
     batch: list[SlotWrite] = []
     size = 0
-    for write in writes:
+    for write in (piece for whole in writes for piece in _cut(whole)):
         if batch and size + len(write.data) > _KV_MESSAGE:
             yield batch
             batch, size = [], 0
@@ -202,3 +202,17 @@ def _batches(writes: Sequence[SlotWrite]) -> Iterator[list[SlotWrite]]:
         size += len(write.data)
     if batch:
         yield batch
+
+
+def _cut(write: SlotWrite) -> Iterator[SlotWrite]:
+    if len(write.data) <= _KV_MESSAGE:
+        yield write
+        return
+    step, stop = framed_size(write.slot_bytes), write.start + write.count
+    pages = max(1, _KV_MESSAGE // (step * write.page_size))
+    start = write.start
+    while start < stop:
+        until = min(stop, (start // write.page_size + pages) * write.page_size)
+        data = write.data[(start - write.start) * step : (until - write.start) * step]
+        yield msgspec.structs.replace(write, start=start, count=until - start, data=data)
+        start = until

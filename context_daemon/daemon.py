@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -73,13 +72,17 @@ class ContextDaemon:
         self._log.info("listening", listen=self._config.listen, port=port)
         return port
 
+    async def failed(self) -> None:
+        """Raises when notices are no longer exchanged: the process must then be replaced. Call after `start`."""
+        if self._refresher is not None:
+            await asyncio.shield(self._refresher)
+
     async def stop(self, grace_s: float = 2.0) -> None:
         """Calls in flight get `grace_s` to end."""
         await self._server.stop(grace_s)
         if self._refresher is not None:
             self._refresher.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._refresher
+            await asyncio.gather(self._refresher, return_exceptions=True)  # `failed` has told of an error
         await self._service.close()
         await self._store.close()
         await self._kv.close()

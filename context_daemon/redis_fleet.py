@@ -13,7 +13,7 @@ NOTICE_KEPT_S = 3600.0  # past its deadline, or past the moment it was put
 
 class RedisFleet(RedisScripts):
     async def put_worker(self, status: WorkerStatus, ttl_s: float) -> None:
-        args: list[Arg] = [status.worker_id, msgspec.msgpack.encode(status), ttl_s, 0, 0]
+        args: list[Arg] = [status.worker_id, msgspec.msgpack.encode(status), ttl_s, 0]
         await self._script("put_expiring", keys.WORKERS, args)
 
     async def workers(self) -> list[WorkerStatus]:
@@ -26,7 +26,7 @@ class RedisFleet(RedisScripts):
 
     async def put_notice(self, notice: Notice) -> bool:
         expiry_us = round((notice.deadline + NOTICE_KEPT_S) * 1e6)
-        args: list[Arg] = [notice.id, msgspec.msgpack.encode(notice), NOTICE_KEPT_S, expiry_us, 1]
+        args: list[Arg] = [notice.id, msgspec.msgpack.encode(notice), NOTICE_KEPT_S, expiry_us]
         return bool(await self._script("put_expiring", keys.NOTICES, args))
 
     async def withdraw_notice(self, notice_id: str) -> None:

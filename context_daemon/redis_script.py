@@ -20,7 +20,6 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
@@ -173,6 +172,3 @@ def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, bytes]:
     if isinstance(flat, dict):
         return {name.decode(): value for name, value in flat.items()}
     return {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
-
-
-__all__ = ["RedisScripts", "ResponseError", "ScriptCall", "pairs", "raise_named", "text"]

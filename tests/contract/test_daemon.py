@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -34,9 +35,9 @@ from context_daemon.records import (
     RequestKey,
     TokenCommit,
 )
-from context_daemon.redis_server import EmbeddedServers, free_port, port_is_free
+from context_daemon.redis_server import EmbeddedServers, ServerProcess, free_port, port_is_free
 from context_daemon.redis_store import RedisStore
-from context_daemon.store import LeaseRequest, SlotWrite, StoreUnavailable
+from context_daemon.store import LeaseRequest, SlotWrite, StoreRefusesWrites, StoreUnavailable
 
 LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=1, head_dim=4, page_size=4)
 PROMPT = 10
@@ -162,7 +163,8 @@ async def test_commit_and_restore_over_epochs(client: ContextClient, store: Redi
 @pytest.mark.parametrize(
     ("page", "damage", "left"),
     [
-        (1, "flip", 4), (1, "truncate", 7), (1, "swap", 4), (1, "delete", 4), (0, "delete", 0), (2, "flip", 8), (1, "hole", 4),
+        (1, "flip", 4), (1, "truncate", 7), (1, "swap", 4), (1, "delete", 4),
+        (0, "delete", 0), (2, "flip", 8), (1, "hole", 4),
     ],
 )  # fmt: skip
 async def test_damaged_pages_are_absent(
@@ -300,7 +302,7 @@ async def test_a_notice_raised_while_the_store_is_away_is_not_lost(
     deadline = time.monotonic() + 10
     while (await store.notices()) != [notice]:
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        await asyncio.sleep(0.1)
     client.withdraw_notice(notice.id)
     assert client.heartbeat(worker_status("w1", "node-1")) == []
     assert await store.notices() == []
@@ -349,6 +351,42 @@ def test_health_and_a_port_in_use(daemon: Daemon, own_servers: EmbeddedServers) 
     command = [str(daemon.port).join(part.split(str(second.port))) for part in second._command]
     ended = subprocess.run(command, capture_output=True, timeout=60, check=False, env=dict(os.environ))
     assert ended.returncode != 0 and f"cannot listen on 127.0.0.1:{daemon.port}" in ended.stderr.decode()
+
+
+async def test_a_large_write_is_cut_and_read_back_whole(client: ContextClient, store: RedisStore) -> None:
+    wide = KVLayout("wide", "cpu-1", "float32", num_layers=16, num_kv_heads=8, head_dim=64, page_size=4)
+    await store.create_job(job_record("job"))
+    await store.add_requests("job", [spec(1, 80)])
+    await store.start_job("job", 1)
+    owner = await lease(store, 1, "w1")
+    raw = os.urandom(75 * wide.slot_bytes)
+    data = kv_slots.frame(owner.key, 1, wide.fingerprint, 2, raw[2 * wide.slot_bytes :], wide.slot_bytes)
+    head = kv_slots.frame(owner.key, 1, wide.fingerprint, 0, raw[: 2 * wide.slot_bytes], wide.slot_bytes)
+    assert len(data) > 4 << 20
+    for start, count, framed in ((2, 73, data), (0, 2, head)):
+        client.write_slots([SlotWrite(owner.key, 1, wide.fingerprint, start, count, wide.slot_bytes, 4, framed)])
+    client.commit([TokenCommit(owner.key, owner.token, 0, (1,), KVWatermark(75, 0, wide.fingerprint))])
+    _, got, positions = client.restore(owner.key, owner.token, "w1", wide)
+    assert positions == 75 and bytes(got) == raw
+
+
+async def test_a_store_that_refuses_writes_is_named(tmp_path: Path) -> None:
+    server = ServerProcess("durable", tmp_path, free_port(), maxmemory=4 << 20)
+    server.start()
+    store = RedisStore(server.url)
+    try:
+        await start_job(store)
+        owner = await lease(store, 1, "w1")
+        with pytest.raises(StoreRefusesWrites, match=r"memory limit is reached: raise maxmemory"):
+            for position in range(0, 2_000_000, 2000):
+                await store.commit([TokenCommit(owner.key, owner.token, position, tuple(range(2000)))])
+        record = await store.get_request(owner.key)
+        assert record is not None and len(record.tokens) % 2000 == 0  # a refused script wrote nothing
+        job = await store.get_job("job")
+        assert job is not None and job.output_tokens == len(record.tokens)
+    finally:
+        await store.close()
+        server.stop()
 
 
 def test_bad_messages_are_refused_by_name(client: ContextClient) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from store_samples import job_record, spec
 
@@ -129,6 +131,8 @@ async def test_requeue_fences_at_once_and_counts_blame(store: ContextStore) -> N
     lease = await take(store)
     await put(store, lease, 0, 5)
     moved = [(KEY, lease.token), (RequestKey("job", 99), lease.token)]
+    other = [(KEY, FencingToken(2, 1)), (KEY, FencingToken(1, 0)), (KEY, FencingToken(1, 2))]
+    assert await store.requeue("job", 1, other, InterruptionCause.NODE_LOST) == 0
     assert await store.requeue("job", 1, moved, InterruptionCause.NODE_LOST) == 1
     assert await store.requeue("job", 1, moved, InterruptionCause.NODE_LOST) == 1  # the reply was lost
     assert await put(store, lease, 1, 6) == (FENCED, 1)
@@ -260,6 +264,21 @@ async def test_recovery_table(store: ContextStore) -> None:
     rows = await store.interruptions("job")
     assert [(r.epoch, r.source, r.target, r.tokens) for r in rows] == [(3, "w1", "w2", 2), (4, "w2", "w3", 4)]
     assert rows[1].queue_ms == 0.0
+
+
+async def test_an_owner_without_a_commit_is_timed_from_its_lease(store: ContextStore) -> None:
+    await started(store)
+    lease = await take(store)
+    await put(store, lease, 0, 5)
+    await asyncio.sleep(0.3)
+    moved = await store.handover(KEY, lease.token, 1, None, "w2", InterruptionCause.NOTICE)
+    assert moved is not None
+    await store.requeue("job", 1, [(KEY, moved.token)], InterruptionCause.WORKER_DIED)
+    third = await take(store, "w3", 3)
+    await store.requeue("job", 1, [(KEY, third.token)], InterruptionCause.WORKER_DIED)
+    first, *later = await store.interruptions("job")
+    assert first.detect_ms >= 300 and [row.epoch for row in later] == [4, 6]
+    assert all(row.detect_ms < 250 for row in later)
 
 
 async def test_a_new_incarnation_fences_every_owner(store: ContextStore) -> None:

@@ -63,7 +63,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.stores: list[ContextStore] = [MemoryStore(), RedisStore(self.url)]
         self.tokens: dict[int, list[FencingToken]] = {line: [FencingToken(1, 0)] for line in range(1, LINES + 1)}
         self.written_by: dict[tuple[int, int], tuple[FencingToken, int]] = {}  # (line, position) -> (owner, token id)
-        self.terminal: dict[int, Any] = {}
         self.states: dict[int, RequestState] = {}
         self.job_state = JobState.IN_PROGRESS
         self.term = 1
@@ -118,7 +117,14 @@ class StoreMachine(RuleBasedStateMachine):
         finish=st.sampled_from([None] * 5 + [True, False]),
     )  # fmt: skip
     def commit(
-        self, line: int, back: int, shift: int, count: int, wrong: bool, mark: tuple[int, int, str] | None, finish: bool | None
+        self,
+        line: int,
+        back: int,
+        shift: int,
+        count: int,
+        wrong: bool,
+        mark: tuple[int, int, str] | None,
+        finish: bool | None,
     ) -> None:
         before = self.record(line)
         token, position = self.token(line, back), max(0, len(before["tokens"]) + shift)

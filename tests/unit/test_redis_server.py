@@ -47,7 +47,7 @@ def test_ports(tmp_path: Path) -> None:
         assert not port_is_free("127.0.0.1", port)
         with pytest.raises(ServerError, match=f"port {port} on 127.0.0.1 is in use"):
             ServerProcess("kv", tmp_path, port).start()
-    with pytest.raises(ServerError, match="203.0.113.7"):
+    with pytest.raises(ServerError, match=r"203\.0\.113\.7"):
         port_is_free("203.0.113.7", port)
 
 
