@@ -79,7 +79,7 @@ def test_an_unknown_engine_argument(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_says_how_much_each_worker_has(tmp_path: Path) -> None:
-    wanted = ClusterOptions(model=model_folder(tmp_path / "m"), workers=3, engine_args={"num_pages": 100_000})
+    wanted = ClusterOptions(model=model_folder(tmp_path / "m"), workers=3, engine_args={"num_pages": 1_000_000})
     with pytest.raises(PreflightError, match=r"too little memory.*3 workers") as refused:
         checks.plan(wanted, available_bytes=6 * 2**30)
     assert "6.0 GiB are free" in str(refused.value)
