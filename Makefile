@@ -33,7 +33,7 @@ setup: $(STAMP) model
 $(STAMP): 
 	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 to 3.13 found; install one or give make PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "setup 1/4: virtual environment in $(VENV), of $$($(PYTHON) --version)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "setup 2/4: torch (200 MB and more, once)"
 	@$(PIP) install -qq $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
 	@echo "setup 3/4: packages of requirements.lock, by their hashes"
