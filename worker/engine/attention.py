@@ -88,9 +88,9 @@ def paged_attention(
 
 def _attend(query: Tensor, pool: KVPool, layer: int, group: Group, scaling: float) -> Tensor:
     keys, values = pool.gather(layer, group.pages, BLOCK)  # [blocks or pairs, BLOCK, kv_heads, dim]
-    scores = _scores(query, keys, group) * scaling + group.mask
+    scores = _scores(query * scaling, keys, group).add_(group.mask)
     peak = _reduce_max(scores.amax(-1), group, query.shape[1])
-    weights = torch.exp(scores - _per_pair(peak, group).unsqueeze(-1))
+    weights = scores.sub_(_per_pair(peak, group).unsqueeze(-1)).exp_()
     total = _add_blocks(weights.sum(-1), group, query.shape[1])
     mixed = _add_blocks(_mix(weights, values, group), group, query.shape[1])
     return mixed / total.unsqueeze(-1)

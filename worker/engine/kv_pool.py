@@ -23,6 +23,8 @@ class KVPool:
         # One page more than is handed out: block tables are filled up with it, and it stays zero.
         self.zero_page = plan.num_pages
         self._data = torch.zeros(spec.num_layers, 2, plan.num_pages + 1, plan.page_size * self._width, dtype=dtype)
+        # Gathered pages go to one buffer: megabytes allocated anew for each layer cost more than their copy.
+        self._scratch = torch.empty(2, 0, plan.page_size * self._width, dtype=dtype)
         self._slots = self._data.view(spec.num_layers * 2, -1, self._width)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -32,10 +34,14 @@ class KVPool:
         self._slots[2 * layer + 1].index_copy_(0, slots, values.reshape(rows, self._width))
 
     def gather(self, layer: int, pages: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of `pages` as `[blocks, block, kv_heads, dim]`."""
-        keys, values = (self._data[layer, which].index_select(0, pages) for which in (0, 1))
+        """Keys and values of `pages` as `[blocks, block, kv_heads, dim]`, valid until the next call."""
+        if self._scratch.shape[1] < pages.shape[0]:
+            self._scratch = torch.empty(2, pages.shape[0], self._data.shape[-1], dtype=self._data.dtype)
         shape = (-1, block, self.num_kv_heads, self.head_dim)
-        return keys.view(shape), values.view(shape)
+        for which in (0, 1):
+            out = self._scratch[which, : pages.shape[0]]
+            torch.index_select(self._data[layer, which], 0, pages, out=out)
+        return self._scratch[0, : pages.shape[0]].view(shape), self._scratch[1, : pages.shape[0]].view(shape)
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that change hands: what a mask hides is still multiplied, by zero, and must be finite."""
