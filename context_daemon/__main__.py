@@ -46,7 +46,9 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.option("--metrics-host", default="127.0.0.1", show_default=True)
 @click.option("--store-timeout", "store_timeout_s", type=float, default=1.0, show_default=True, help="Seconds.")
 @click.option("--kv-ttl", "kv_ttl_s", type=int, default=6 * 3600, show_default=True, help="Seconds a page is kept.")
-@click.option("--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts.")
+@click.option(
+    "--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts."
+)
 def main(metrics_port: int, metrics_host: str, **options: str) -> None:
     """Keep tokens, KV pages, heartbeats and notices of one node."""
     config = DaemonConfig(**options)  # type: ignore[arg-type]  # click has converted them

@@ -64,14 +64,6 @@ def interruptions(job_id: str) -> str:
     return f"to:{{{_job(job_id)}}}:intr"
 
 
-def request(key: RequestKey) -> str:
-    return f"to:{{{_job(key.job_id)}}}:r:{rid(key)}"
-
-
-def token_log(key: RequestKey) -> str:
-    return f"to:{{{_job(key.job_id)}}}:t:{rid(key)}"
-
-
 def request_id(value: str) -> str:
     return f"to:reqid:{value}"
 

@@ -14,5 +14,7 @@ KV_BYTES = Counter("tideover_kv_bytes_written_total", "Framed KV bytes written t
 KV_BYTES_READ = Counter("tideover_kv_bytes_read_total", "Framed KV bytes read by restores")
 RESTORES = Counter("tideover_restores_total", "Restores by outcome (record, kv, not_owner, unknown)", ["outcome"])
 HANDOVERS = Counter("tideover_handovers_total", "Cut-overs by outcome (moved, refused)", ["outcome"])
-STORE_ERRORS = Counter("tideover_store_errors_total", "Calls that found a store away, by store (durable, kv)", ["store"])
+STORE_ERRORS = Counter(
+    "tideover_store_errors_total", "Calls that found a store away, by store (durable, kv)", ["store"]
+)
 NOTICES = Gauge("tideover_notices", "Notices of this node that stand")

@@ -1,7 +1,7 @@
 """KVStore over a Redis-compatible server without persistence and with LRU eviction.
 
-    kv:<layout>:<job>:<line>.<choice>:<epoch>:<page>   string, framed slots by slot offset; TTL, 6 h by default
-    kv:generation                                      string, drawn by whoever finds it missing; no TTL
+kv:<layout>:<job>:<line>.<choice>:<epoch>:<page>   string, framed slots by slot offset; TTL, 6 h by default
+kv:generation                                      string, drawn by whoever finds it missing; no TTL
 """
 
 from __future__ import annotations

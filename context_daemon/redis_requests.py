@@ -74,9 +74,8 @@ class RedisRequests(RedisScripts):
         return bool(await self._script("fail_request", keyspace.meta(key.job_id), args))
 
     async def get_request(self, key: RequestKey) -> RequestRecord | None:
-        reads = [("HGETALL", keyspace.request(key)), ("GET", keyspace.token_log(key))]
-        flat, log = await self._checked(reads, transaction=True)
-        return _record(key, pairs(flat), log or b"") if flat else None
+        flat, log = await self._script("get_request", keyspace.meta(key.job_id), [keyspace.rid(key)])
+        return _record(key, pairs(flat), log) if flat else None
 
     async def commit(self, commits: Sequence[TokenCommit]) -> list[CommitResult]:
         by_job: dict[str, list[int]] = {}

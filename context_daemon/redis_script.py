@@ -110,20 +110,20 @@ class RedisScripts:
         except (RedisError, OSError) as error:
             raise_named(error, self.address)
 
-    async def _pipeline(self, commands: Sequence[Sequence[Arg]], *, transaction: bool = False) -> list[Any]:
+    async def _pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """One round trip; replies in order, errors among them as values."""
         if not commands:
             return []
         try:
-            async with self._redis.pipeline(transaction=transaction) as pipe:
+            async with self._redis.pipeline(transaction=False) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
                 return list(await pipe.execute(raise_on_error=False))
         except (RedisError, OSError) as error:
             raise_named(error, self.address)
 
-    async def _checked(self, commands: Sequence[Sequence[Arg]], *, transaction: bool = False) -> list[Any]:
-        replies = await self._pipeline(commands, transaction=transaction)
+    async def _checked(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        replies = await self._pipeline(commands)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise_named(reply, self.address)

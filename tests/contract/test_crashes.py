@@ -40,9 +40,9 @@ class BreakingStore(RedisStore):
     async def _command(self, *args: Arg) -> Any:
         return await self._trip(lambda: super(BreakingStore, self)._command(*args))
 
-    async def _pipeline(self, commands: Sequence[Sequence[Arg]], *, transaction: bool = False) -> list[Any]:
+    async def _pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         run = super()._pipeline
-        answer: list[Any] = await self._trip(lambda: run(commands, transaction=transaction))
+        answer: list[Any] = await self._trip(lambda: run(commands))
         return answer
 
 
@@ -78,7 +78,10 @@ async def cancelled_lines(store: RedisStore) -> None:
 
 ACTS: dict[str, tuple[Act, Act]] = {
     "create": (nothing, lambda s: s.create_job(job_record("job"))),
-    "add": (lambda s: s.create_job(job_record("job")), lambda s: s.add_requests("job", [spec(n) for n in range(1, 1100)])),
+    "add": (
+        lambda s: s.create_job(job_record("job")),
+        lambda s: s.add_requests("job", [spec(n) for n in range(1, 1100)]),
+    ),
     "start": (validating, lambda s: s.start_job("job", 3)),
     "fail": (many_validating, lambda s: s.fail_job("job", "bad line")),
     "cancel": (running, lambda s: s.cancel_job("job")),
@@ -121,7 +124,9 @@ async def wipe(servers: EmbeddedServers) -> None:
 
 @pytest.mark.parametrize("lost_reply", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", list(ACTS))
-async def test_a_break_at_any_round_trip(servers: EmbeddedServers, plain: RedisStore, name: str, lost_reply: bool) -> None:
+async def test_a_break_at_any_round_trip(
+    servers: EmbeddedServers, plain: RedisStore, name: str, lost_reply: bool
+) -> None:
     prepare, act = ACTS[name]
     await wipe(servers)
     await prepare(plain)
@@ -149,7 +154,9 @@ async def test_a_break_at_any_round_trip(servers: EmbeddedServers, plain: RedisS
     raise AssertionError("the call never ended")
 
 
-async def test_another_payload_may_take_a_claim_that_never_became_a_job(servers: EmbeddedServers, plain: RedisStore) -> None:
+async def test_another_payload_may_take_a_claim_that_never_became_a_job(
+    servers: EmbeddedServers, plain: RedisStore
+) -> None:
     await wipe(servers)
     broken = BreakingStore(servers.durable.url, 3, lost_reply=False)
     with pytest.raises(StoreUnavailable):

@@ -36,7 +36,9 @@ async def take(store: ContextStore, worker: str = "w1", epoch: int = 0, cls: str
     return lease
 
 
-async def put(store: ContextStore, lease: Lease, position: int, *tokens: int, **more: object) -> tuple[CommitStatus, int]:
+async def put(
+    store: ContextStore, lease: Lease, position: int, *tokens: int, **more: object
+) -> tuple[CommitStatus, int]:
     (result,) = await store.commit([TokenCommit(lease.key, lease.token, position, tokens, **more)])  # type: ignore[arg-type]
     return result.status, result.length
 

@@ -105,7 +105,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(line=lines, worker=workers, cls=st.sampled_from(CLASSES), exact=st.booleans(), off=st.integers(-1, 1))
     def lease(self, line: int, worker: str, cls: str, exact: bool, off: int) -> None:
         epoch = self.record(line)["token"].epoch + (off if off < 0 else 0)  # mostly right, sometimes stale
-        granted = self.run("lease", "job", self.term, [LeaseRequest(RequestKey("job", line), epoch, worker, cls, exact)])
+        granted = self.run(
+            "lease", "job", self.term, [LeaseRequest(RequestKey("job", line), epoch, worker, cls, exact)]
+        )
         for one in granted:
             if one["token"] not in self.tokens[line]:
                 self.tokens[line].append(one["token"])
@@ -268,6 +270,10 @@ def test_random_histories(machine: type[StoreMachine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
         ),
     )
