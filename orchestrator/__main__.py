@@ -23,8 +23,11 @@ from orchestrator.fleet.cloud import LocalCloud
 from orchestrator.fleet.ray_fleet import FleetOptions, RayFleet
 from orchestrator.fleet.view import ClusterView
 from orchestrator.jobs.service import JobService
+from orchestrator.jobs.validation import ModelLimits
 from orchestrator.leadership import Leadership
 from orchestrator.routing.router import Router, RouterOptions
+from worker.engine.model_folder import inspect_model_folder
+from worker.text import Tokenizer
 
 log = get_logger()
 
@@ -66,7 +69,9 @@ async def _run(options: dict[str, Any], engine_args: dict[str, Any]) -> int:
     log.info("metrics", address=f"{host}:{serve_metrics(host, options['metrics_port'])}")
     cloud = LocalCloud(options["cloud_url"], os.environ.get("TIDEOVER_CLOUD_TOKEN", ""))
     view = ClusterView(store, fleet, leadership, events, cloud, model_name)
-    jobs = JobService.create(store, options["model"], model_name, router.waiting_for)
+    spec = inspect_model_folder(Path(options["model"]))
+    limits = ModelLimits(model_name, engine_args.get("max_model_len") or spec.max_position_embeddings, spec.vocab_size)
+    jobs = JobService(store, Tokenizer.load(options["model"]), limits, router.waiting_for, time.time)
     server = await serve(options["listen"], jobs, view)
     return await _until_over(server, leadership, fleet, router, store)
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from context_daemon.client import ContextClient, NotOwner
-
 from context_daemon.observability import get_logger
 from context_daemon.records import (
     InterruptionCause,

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
-
-import grpc
 
 from context_daemon.records import Notice, WorkerStatus
-from orchestrator.api.fleet_view import FleetView, UnknownWorker
-from orchestrator.fleet.cloud import FaultsUnsupported
+from orchestrator.api.errors import Context, answered
+from orchestrator.api.fleet_view import FleetView
 from protos import admin_pb2, admin_pb2_grpc
 
 
@@ -20,43 +17,39 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._fleet = fleet
         self._clock = clock
 
-    async def ListWorkers(  # noqa: N802 - the name of the call
-        self, request: admin_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def ListWorkers(
+        self, request: admin_pb2.ListWorkersRequest, context: Context
     ) -> admin_pb2.ListWorkersResponse:
+        return await answered(context, self._list)
+
+    async def _list(self) -> admin_pb2.ListWorkersResponse:
         notices = {notice.node_id: notice for notice in await self._fleet.notices()}
         workers = [self._worker(status, notices.get(status.node_id)) for status in await self._fleet.workers()]
         return admin_pb2.ListWorkersResponse(workers=workers)
 
-    async def PreemptWorker(  # noqa: N802
-        self, request: admin_pb2.PreemptWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def PreemptWorker(
+        self, request: admin_pb2.PreemptWorkerRequest, context: Context
     ) -> admin_pb2.PreemptWorkerResponse:
-        if not 0 <= request.deadline_s < 86_400:
-            text = f"deadline_s {request.deadline_s:g}: give seconds from now, 0 to 86400"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        try:
-            node_id = await self._fleet.preempt(request.worker_id, request.deadline_s)
-        except (UnknownWorker, FaultsUnsupported) as error:
-            await _refuse(context, error)
+        node_id = await answered(context, lambda: self._preempt(request))
         return admin_pb2.PreemptWorkerResponse(node_id=node_id)
 
-    async def KillWorker(  # noqa: N802
-        self, request: admin_pb2.KillWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> admin_pb2.KillWorkerResponse:
-        try:
-            node_id = await self._fleet.kill(request.worker_id)
-        except (UnknownWorker, FaultsUnsupported) as error:
-            await _refuse(context, error)
+    async def _preempt(self, request: admin_pb2.PreemptWorkerRequest) -> str:
+        if not 0 <= request.deadline_s < 86_400:
+            raise ValueError(f"deadline_s {request.deadline_s:g}: give seconds from now, 0 to 86400")
+        return await self._fleet.preempt(request.worker_id, request.deadline_s)
+
+    async def KillWorker(self, request: admin_pb2.KillWorkerRequest, context: Context) -> admin_pb2.KillWorkerResponse:
+        node_id = await answered(context, lambda: self._fleet.kill(request.worker_id))
         return admin_pb2.KillWorkerResponse(node_id=node_id)
 
-    async def GetCluster(  # noqa: N802
-        self, request: admin_pb2.GetClusterRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> admin_pb2.GetClusterResponse:
+    async def GetCluster(self, request: admin_pb2.GetClusterRequest, context: Context) -> admin_pb2.GetClusterResponse:
+        incarnation = await answered(context, self._fleet.incarnation)
         return admin_pb2.GetClusterResponse(
             version=version("tideover"),
             model=self._fleet.model,
             leader=self._fleet.leader,
             term=self._fleet.term,
-            incarnation=await self._fleet.incarnation(),
+            incarnation=incarnation,
         )
 
     def _worker(self, status: WorkerStatus, notice: Notice | None) -> admin_pb2.Worker:
@@ -81,9 +74,3 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if notice is None:
             return ""
         return f"{notice.kind.value} in {notice.deadline - self._clock():.0f} s ({notice.source})"
-
-
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:
-    unknown = isinstance(error, UnknownWorker)
-    code = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
-    await context.abort(code, str(error))

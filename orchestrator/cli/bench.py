@@ -76,7 +76,7 @@ def engine(
     names = [name for name in peers.split(",") if name]
     if unknown := set(names) - {"transformers"}:
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: only transformers is known", param_hint="--peers")
-    _print(run_engine_bench(_model(model), batches, prompt_tokens, new_tokens, threads or _cores(), names), as_json)
+    _print(run_engine_bench(str(_model(model)), batches, prompt_tokens, new_tokens, threads or _cores(), names), as_json)
 
 
 def _cores() -> int:
@@ -86,7 +86,7 @@ def _cores() -> int:
 def _model(given: Path | None) -> Path:
     from worker.demo_model import ensure_demo_model
 
-    return given or ensure_demo_model(lambda text: console.print(text, markup=False))
+    return given or ensure_demo_model(lambda text, _share: console.print(text, markup=False))
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
