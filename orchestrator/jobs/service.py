@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from context_daemon.observability import get_logger
@@ -105,10 +106,9 @@ class JobService:
         errors: list[LineError] = []
         async for chunk in chunks:
             digest.update(chunk)
-            for item in splitter.feed(chunk):
-                _sort_in(item, validator, specs, errors)
-        for item in splitter.end():
-            _sort_in(item, validator, specs, errors)
+            # in a thread: tokenising a large file must not hold up leases and heartbeats
+            await asyncio.to_thread(_sort_all, splitter.feed(chunk), validator, specs, errors)
+        await asyncio.to_thread(_sort_all, splitter.end(), validator, specs, errors)
         if not specs and not errors:
             errors.append(LineError(0, "empty_file", "the file has no requests"))
         if errors:
@@ -137,6 +137,13 @@ class JobService:
 
     def waiting_for(self, job_id: str) -> str:
         return self._waiting_for.get(job_id, "")
+
+
+def _sort_all(
+    items: Iterable[Line | LineError], validator: Validator, specs: list[RequestSpec], errors: list[LineError]
+) -> None:
+    for item in items:
+        _sort_in(item, validator, specs, errors)
 
 
 def _sort_in(item: Line | LineError, validator: Validator, specs: list[RequestSpec], errors: list[LineError]) -> None:

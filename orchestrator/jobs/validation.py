@@ -101,7 +101,7 @@ class Validator:
         return endpoint
 
     def _body(self, endpoint: Endpoint, body: dict[str, Any]) -> ChatBody | CompletionBody:
-        for name in UNSUPPORTED & body.keys():
+        for name in sorted(UNSUPPORTED & body.keys()):
             if not any(value == body[name] and type(value) is type(body[name]) for value in NEUTRAL.get(name, ())):
                 raise _Refused("unsupported_parameter", f"{name} is not supported", f"body.{name}")
         supported = {name: value for name, value in body.items() if name not in UNSUPPORTED}
@@ -146,9 +146,15 @@ class Validator:
             top_k=max(0, body.top_k or 0),
             top_p=1.0 if body.top_p is None else body.top_p,
             stop=_stop(body.stop),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
+            stop_token_ids=self._stop_token_ids(body.stop_token_ids or []),
             ignore_eos=bool(body.ignore_eos),
         )
+
+    def _stop_token_ids(self, token_ids: list[int]) -> tuple[int, ...]:
+        if token_ids and max(token_ids) >= self._limits.vocab_size:
+            text = f"token id {max(token_ids)} is outside the vocabulary of {self._limits.vocab_size}"
+            raise _Refused("invalid_value", text, "body.stop_token_ids")
+        return tuple(token_ids)
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
