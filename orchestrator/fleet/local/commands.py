@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.fleet.local.options import GCS_PORT, RESOURCE, ClusterOptions, Subnet
+from orchestrator.fleet.local.options import RESOURCE, ClusterOptions, Subnet
 from orchestrator.fleet.local.procscan import CLUSTER_ENV, NODE_ENV
 
 DAEMON_ENV = "TIDEOVER_DAEMON_ADDRESS"
@@ -54,7 +54,8 @@ def ray_head(subnet: Subnet, options: ClusterOptions, temp_dir: Path) -> tuple[s
     return (
         *_ray_start(subnet.head, options),
         "--head",
-        f"--port={GCS_PORT}",
+        f"--port={subnet.gcs_port}",
+        f"--ray-client-server-port={subnet.ray_client_port}",
         "--num-cpus=0",  # nothing but the control store: work belongs on machines that may go
         "--include-dashboard=false",
         "--disable-usage-stats",
@@ -66,7 +67,7 @@ def ray_head(subnet: Subnet, options: ClusterOptions, temp_dir: Path) -> tuple[s
 def ray_node(subnet: Subnet, options: ClusterOptions, address: str, node_id: str) -> tuple[str, ...]:
     return (
         *_ray_start(address, options),
-        f"--address={subnet.head}:{GCS_PORT}",
+        f"--address={subnet.head}:{subnet.gcs_port}",
         "--num-cpus=1",
         f"--resources={json.dumps({RESOURCE: 1})}",
         f"--labels={NODE_LABEL}={node_id}",

@@ -16,7 +16,6 @@ DURABLE_PORT = 7001
 KV_PORT = 7002
 CONTROL_PORT = 7003
 METRICS_PORT = 7004  # of the supervisor
-GCS_PORT = 6399
 DAEMON_PORT = 7010
 METADATA_PORT = 7011
 
@@ -59,6 +58,15 @@ class Subnet(msgspec.Struct, frozen=True):
     def head(self) -> str:
         return f"127.{self.number}.0.10"
 
+    @property
+    def gcs_port(self) -> int:
+        """Ray's control store listens on every address of the machine, so its port must differ between clusters."""
+        return 6400 + self.number
+
+    @property
+    def ray_client_port(self) -> int:
+        return 6700 + self.number
+
     def node(self, index: int) -> str:
         """Address of the index-th machine ever started; used once, as a cloud does."""
         return f"127.{self.number}.{index // 200 % 256}.{12 + index % 200}"
@@ -72,7 +80,7 @@ def claim_subnet(name: str) -> tuple[Subnet, socket.socket]:
         claim = _bind(subnet.supervisor, CONTROL_PORT)
         if claim is None:
             continue
-        others = [(subnet.head, GCS_PORT), (subnet.supervisor, DURABLE_PORT), (subnet.supervisor, KV_PORT)]
+        others = [("0.0.0.0", subnet.gcs_port), (subnet.supervisor, DURABLE_PORT), (subnet.supervisor, KV_PORT)]
         if all(port_is_free(host, port) for host, port in others):
             return subnet, claim
         claim.close()

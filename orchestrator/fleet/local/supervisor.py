@@ -25,7 +25,7 @@ from orchestrator.fleet.local import checks, commands, procscan, reaper
 from orchestrator.fleet.local.control import control_application
 from orchestrator.fleet.local.fleet import NodeFleet
 from orchestrator.fleet.local.node import LocalNode, Surroundings, answers, log_says
-from orchestrator.fleet.local.options import DURABLE_PORT, GCS_PORT, KV_PORT, ClusterOptions, claim_subnet
+from orchestrator.fleet.local.options import DURABLE_PORT, KV_PORT, ClusterOptions, claim_subnet
 from orchestrator.fleet.local.process import ManagedProcess, ProcessFailed, ProcessSpec
 
 RESTARTS = Counter("tideover_local_process_deaths", "Supervised processes found dead, by role", ["process"])
@@ -121,7 +121,7 @@ class LocalCluster:
             control_token=secrets.token_urlsafe(24),
             durable_url=f"redis://{self._subnet.supervisor}:{DURABLE_PORT}/0",
             kv_url=f"redis://{self._subnet.supervisor}:{KV_PORT}/0",
-            ray_address=f"{self._subnet.head}:{GCS_PORT}",
+            ray_address=f"{self._subnet.head}:{self._subnet.gcs_port}",
             runtime_dir=str(runtime_dir),
             log_dir=str(self._log_dir),
             model=options.model,
