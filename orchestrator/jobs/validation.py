@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from orchestrator.jobs.schema import NEUTRAL, UNSUPPORTED, BatchLine, ChatBody, 
 from worker.text import TextError, Tokenizer
 
 MAX_STOP = 4
+T = TypeVar("T")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -105,8 +106,9 @@ class Validator:
             if not any(value == body[name] and type(value) is type(body[name]) for value in NEUTRAL.get(name, ())):
                 raise _Refused("unsupported_parameter", f"{name} is not supported", f"body.{name}")
         supported = {name: value for name, value in body.items() if name not in UNSUPPORTED}
-        kind: type[ChatBody] | type[CompletionBody] = ChatBody if endpoint is Endpoint.CHAT else CompletionBody
-        return _convert(supported, kind, "body")
+        if endpoint is Endpoint.CHAT:
+            return _convert(supported, ChatBody, "body")
+        return _convert(supported, CompletionBody, "body")
 
     def _prompt(self, body: ChatBody | CompletionBody) -> tuple[int, ...]:
         where = "body.messages" if isinstance(body, ChatBody) else "body.prompt"
@@ -166,7 +168,7 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     return texts
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
+def _convert(value: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from context_daemon.records import Endpoint, RequestSpec
+from orchestrator.jobs.batchfile import Line, LineError
+from orchestrator.jobs.validation import ModelLimits, Validator
+from tests.unit.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+LIMITS = ModelLimits("m", max_model_len=100, vocab_size=VOCAB_SIZE)
+
+
+def validator() -> Validator:
+    return Validator(TOKENIZER, LIMITS, draw_seed=lambda: 4711)
+
+
+def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in url else {"prompt": "hi"}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "m", **prompt, **body}}
+
+
+def check(value: Any, number: int = 1, using: Validator | None = None) -> RequestSpec | LineError:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return (using or validator()).check(Line(number, data))
+
+
+def refusal(value: Any, **more: Any) -> LineError:
+    found = check(value, **more)
+    assert isinstance(found, LineError), found
+    return found
+
+
+def accepted(value: Any) -> RequestSpec:
+    found = check(value)
+    assert isinstance(found, RequestSpec), found
+    return found
+
+
+def test_defaults() -> None:
+    spec = accepted(line())
+    room = LIMITS.max_model_len - len(spec.prompt_token_ids)
+    assert (spec.line, spec.custom_id, spec.endpoint) == (1, "a", Endpoint.CHAT)
+    assert (spec.params.seed, spec.params.max_tokens, spec.params.temperature, spec.params.top_p) == (4711, room, 1, 1)
+
+
+def test_what_is_given_is_kept() -> None:
+    spec = accepted(line(seed=7, max_completion_tokens=5, temperature=0, top_p=0.5, top_k=3, stop="x", ignore_eos=True))
+    params = spec.params
+    assert (params.seed, params.max_tokens, params.temperature, params.top_k) == (7, 5, 0, 3)
+    assert (params.stop, params.ignore_eos) == (("x",), True)
+    assert accepted(line(url="/v1/completions", prompt=[1, 2, 3])).prompt_token_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"presence_penalty": 0}, {"logprobs": False}, {"n": 1}, {"stream": False}, {"tools": None}, {"stop": None}],
+)
+def test_what_changes_nothing_is_accepted(body: dict[str, Any]) -> None:
+    accepted(line(**body))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": 2.5}, "body.temperature"),
+        ({"temperature": "hot"}, "body.temperature"),
+        ({"temperature": True}, "body.temperature"),
+        ({"top_p": 0}, "body.top_p"),
+        ({"top_k": -2}, "body.top_k"),
+        ({"seed": 2**70}, "body.seed"),
+        ({"max_tokens": 0}, "body.max_tokens"),
+        ({"stop": ["a"] * 5}, "body.stop"),
+        ({"stop": ""}, "body.stop"),
+        ({"stop_token_ids": [10**30]}, "body.stop_token_ids"),
+        ({"n": 2}, "body.n"),
+        ({"stream": True}, "body.stream"),
+        ({"logprobs": True}, "body.logprobs"),
+        ({"tools": [{}]}, "body.tools"),
+        ({"response_format": {"type": "json_object"}}, "body.response_format"),
+        ({"presence_penalty": 0.5}, "body.presence_penalty"),
+        ({"no_such_thing": 1}, "body.no_such_thing"),
+        ({"model": "other"}, "body.model"),
+        ({"messages": []}, "body.messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "body.messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x" * 200}]}, "body.messages"),
+    ],
+)
+def test_a_bad_parameter_is_named(body: dict[str, Any], param: str) -> None:
+    found = refusal(line(**body), number=7)
+    assert (found.line, found.param) == (7, param)
+    assert found.message
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"{nope", "not JSON"),
+        (b"[1]", "an array"),
+        (b"null", "null"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"custom_id": "\\ud800"}', "not JSON"),
+    ],
+)
+def test_what_is_no_json_object_is_said(data: bytes, words: str) -> None:
+    assert words in refusal(data).message
+
+
+@pytest.mark.parametrize("name", ["custom_id", "method", "url", "body"])
+def test_a_missing_field_is_named(name: str) -> None:
+    value = line()
+    del value[name]
+    assert refusal(value).param == name
+
+
+def test_a_duplicate_names_both_lines() -> None:
+    using = validator()
+    check(line("x"), 3, using)
+    found = refusal(line("x"), number=9, using=using)
+    assert found.line == 9 and "line 3" in found.message and "line 9" in found.message
+
+
+def test_urls() -> None:
+    using = validator()
+    assert "/v1/embeddings" in refusal(line("b", url="/v1/embeddings"), using=using).message
+    check(line("c"), 2, using)
+    mixed = refusal(line("d", url="/v1/completions"), number=3, using=using)
+    assert mixed.param == "url" and "line 2" in mixed.message
+
+
+def test_a_prompt_needs_room_for_one_token() -> None:
+    assert accepted(line(url="/v1/completions", prompt="x" * 99)).params.max_tokens == 1
+    found = refusal(line(url="/v1/completions", prompt="x" * 100))
+    assert (found.code, found.param) == ("context_length_exceeded", "body.prompt")
+    assert "100 tokens" in found.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = ["messages", "prompt", "temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "stop_token_ids", "n",
+         "stream", "user", "metadata", "logprobs", "tools", "ignore_eos", "max_completion_tokens", "zz"]  # fmt: skip
+
+
+@given(
+    st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+    st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3),
+    st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "zz"]), JSON, max_size=1),
+)
+def test_any_json_is_accepted_or_refused_with_a_message(url: str, body: dict[str, Any], top: dict[str, Any]) -> None:
+    found = check(line(url=url, **body) | top)
+    if isinstance(found, LineError):
+        assert found.message and found.code and found.line == 1
+    else:
+        assert 0 < len(found.prompt_token_ids) < LIMITS.max_model_len
+        assert 1 <= found.params.max_tokens <= LIMITS.max_model_len - len(found.prompt_token_ids)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_refused_with_a_message(data: bytes) -> None:
+    assert refusal(data).message
