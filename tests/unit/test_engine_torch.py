@@ -19,7 +19,7 @@ from worker.engine.model_folder import ModelFolderError, inspect_model_folder
 from worker.engine.protocol import EngineFault, EngineRequest, RequestError, ResumeState
 
 GIB = 1024**3
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -93,15 +93,16 @@ class TorchEngine:
         return self._scheduler.has_work()
 
     def step(self) -> StepOutput:
-        schedule = self._scheduler.schedule()
-        chunks = order_chunks(schedule.chunks)
+        chunks: list[Chunk] = []
         try:
+            schedule = self._scheduler.schedule()
+            chunks = order_chunks(schedule.chunks)
             self._runner.prepare(schedule)
             tokens = self._sample(chunks, self._runner.run(chunks)) if chunks else {}
+            return self._advance(schedule, chunks, tokens)
         except Exception as error:
             suspects = tuple(chunk.sequence.key for chunk in chunks)
             raise EngineFault(f"a step over {len(chunks)} sequences failed: {error!r}", suspects) from error
-        return self._advance(schedule, chunks, tokens)
 
     def export_slots(self, key: RequestKey, start: int, stop: int, out: memoryview) -> None:
         sequence = self._sequences[key]

@@ -35,6 +35,8 @@ class RotaryTable(nn.Module):
 def load_model(plan: EnginePlan) -> Any:
     """The causal LM with paged attention and a rotary table; in batch-invariant mode with tiled products too."""
     attention.register()
+    quiet: Any = transformers.utils.logging
+    quiet.disable_progress_bar()  # a worker's stderr is a log
     model: Any = _from_folder(plan)
     model.model.rotary_emb = RotaryTable(model.model.rotary_emb, plan.max_model_len, getattr(torch, plan.dtype))
     if plan.batch_invariant:
