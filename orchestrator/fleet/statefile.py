@@ -26,7 +26,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     pid_started: float  # its creation time: tells it from a later process with the same pid
     api_address: str  # host:port of the public gRPC API
     control_url: str
-    control_token: str
+    control_token: str  # also Ray's: RAY_AUTH_MODE=token RAY_AUTH_TOKEN=…
     durable_url: str
     kv_url: str
     ray_address: str

@@ -45,13 +45,29 @@ def assert_nothing_left(cluster: RunningCluster) -> None:
     assert [address for address in taken if address.startswith(subnet)] == []
 
 
-def test_machines_join_ray_with_their_labels(cluster: RunningCluster) -> None:
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+def ray_labels(cluster: RunningCluster, token: str) -> subprocess.CompletedProcess[str]:
+    """Ask Ray in a process of its own: it reads the token once, when it is imported."""
+    code = (
+        "import sys; from ray._raylet import GcsClient\n"
+        "known = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)\n"
+        "print(*(dict(info.labels).get('tideover-node') for info in known.values()))"
+    )
+    env = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    command = [sys.executable, "-c", code, cluster.facts["ray_address"]]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
-    known = GcsClient(address=cluster.facts["ray_address"]).get_all_node_info()
-    labels = {dict(info.labels).get("tideover-node") for info in known.values()}
-    assert cluster.running() <= labels
+
+def test_machines_join_ray_with_their_labels(cluster: RunningCluster) -> None:
+    done = ray_labels(cluster, cluster.state.control_token)
+    assert done.returncode == 0, done.stderr
+    assert cluster.running() <= set(done.stdout.split())
     assert len(cluster.running()) == 2
+
+
+def test_ray_refuses_whoever_has_no_token(cluster: RunningCluster) -> None:
+    done = ray_labels(cluster, "0" * 64)
+    assert done.returncode != 0
+    assert "authent" in done.stderr.lower()
 
 
 def test_the_token_is_needed_and_not_shown(cluster: RunningCluster) -> None:

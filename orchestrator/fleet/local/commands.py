@@ -26,7 +26,7 @@ _FAST_DETECTION = {
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
-def base_environment(inherited: Mapping[str, str], cluster_id: str) -> dict[str, str]:
+def base_environment(inherited: Mapping[str, str], cluster_id: str, token: str) -> dict[str, str]:
     """Of every process of the cluster. Proxies are left out: everything here is on loopback."""
     kept = {
         key: value
@@ -35,8 +35,10 @@ def base_environment(inherited: Mapping[str, str], cluster_id: str) -> dict[str,
     }
     return kept | {
         CLUSTER_ENV: cluster_id,
-        # Ray's default, tokens, would leave a token file in the home directory; loopback is the boundary here.
-        "RAY_AUTH_MODE": "disabled",
+        # Ray's control store listens on every address of the machine and would run whatever anybody sends it. The token
+        # comes by the environment: Ray's default would leave a token file in the home directory.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
     }

@@ -109,7 +109,8 @@ class LocalCluster:
         self._log_dir.mkdir(parents=True)
         runtime_dir = _runtime_dir()
         self._scope = procscan.Scope(self.cluster_id, str(runtime_dir))
-        self._base_env = commands.base_environment(os.environ, self.cluster_id)
+        token = secrets.token_hex(32)
+        self._base_env = commands.base_environment(os.environ, self.cluster_id, token)
         self._state = statefile.ClusterState(
             name=options.name,
             cluster_id=self.cluster_id,
@@ -118,7 +119,7 @@ class LocalCluster:
             pid_started=psutil.Process().create_time(),
             api_address=f"127.0.0.1:{options.port or redis_server.free_port()}",
             control_url=f"http://{self._subnet.supervisor}:{self._claim.getsockname()[1]}",
-            control_token=secrets.token_urlsafe(24),
+            control_token=token,
             durable_url=f"redis://{self._subnet.supervisor}:{DURABLE_PORT}/0",
             kv_url=f"redis://{self._subnet.supervisor}:{KV_PORT}/0",
             ray_address=f"{self._subnet.head}:{self._subnet.gcs_port}",
