@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -17,7 +17,14 @@ from protos import jobs_pb2
 
 log = get_logger()
 
+# Clients refuse trailers beyond 8 KiB with RESOURCE_EXHAUSTED, which would hide the refusal itself. Binary metadata grows
+# by a third on the wire; the first errors are the ones that are read.
+_TEXT_BYTES = 2000
+_LINE_BYTES = 600
+_DETAIL_BYTES = 4000
+
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (InvalidBatch, grpc.StatusCode.INVALID_ARGUMENT),
@@ -37,11 +44,13 @@ async def abort(context: Context, error: Exception) -> NoReturn:
         if isinstance(error, kind):
             await context.abort(code, _text(error), _details(error))
     log.error("internal_error", error=repr(error), exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {error!r}; the orchestrator's log has the details")
+    await context.abort(
+        grpc.StatusCode.INTERNAL, _shortened(f"internal error, see the orchestrator's log: {error!r}", _TEXT_BYTES)
+    )
     raise RuntimeError("context.abort returned") from error
 
 
-async def answered(context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
+async def answered(context: Context, call: Callable[[], Awaitable[T]]) -> T:
     """Await `call`; what it raises becomes the call's status."""
     try:
         return await call()
@@ -50,23 +59,40 @@ async def answered(context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, InvalidBatch):
-        lines = [f"line {item.line}: {item.message}" if item.line else item.message for item in error.errors[:20]]
-        return "\n".join([str(error), *lines]) if len(lines) > 1 else str(error)
-    return str(error)
+    """The status text, short enough for a trailer: what does not fit is told by the details, or by fewer errors at once."""
+    lines = [str(error)]
+    if isinstance(error, InvalidBatch) and len(error.errors) > 1:
+        lines += [f"line {item.line}: {item.message}" if item.line else item.message for item in error.errors[:20]]
+    text, room = "", _TEXT_BYTES
+    for line in lines:
+        part = _shortened(line, min(room, _LINE_BYTES))
+        room -= _wire_bytes(part) + 3
+        if room < 0:
+            break
+        text += part + "\n"
+    return text.removesuffix("\n")
+
+
+def _shortened(text: str, most: int) -> str:
+    if _wire_bytes(text) <= most:
+        return text
+    while text and _wire_bytes(text) > most - 9:  # an ellipsis is three bytes, nine when escaped
+        text = text[: len(text) * 9 // 10]
+    return text + "…"
+
+
+def _wire_bytes(text: str) -> int:
+    """gRPC sends a status text percent-encoded: three bytes for each byte that is not printable ASCII."""
+    return sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode())
 
 
 def _details(error: Exception) -> tuple[tuple[str, bytes], ...]:
     if not isinstance(error, InvalidBatch):
         return ()
-    errors = [
-        jobs_pb2.JobError(line=item.line, param=item.param, code=item.code, message=item.message[:500])
-        for item in error.errors
-    ]
-    # Metadata is bounded by clients at 8 KiB; the first errors are the ones that are read.
     message = jobs_pb2.JobErrors()
-    for item in errors:
-        if message.ByteSize() + item.ByteSize() > 6000:
+    for item in error.errors:
+        one = jobs_pb2.JobError(line=item.line, param=item.param[:200], code=item.code, message=item.message[:200])
+        if message.ByteSize() + one.ByteSize() + 4 > _DETAIL_BYTES:
             break
-        message.errors.append(item)
+        message.errors.append(one)
     return ((LINE_ERRORS_KEY, message.SerializeToString()),)

@@ -52,7 +52,8 @@ def stopped(text: str, stop: list[str]) -> tuple[str, int]:
     """The answer, and after how many tokens it stopped."""
     detokenizer, checker = Detokenizer(TOKENIZER), StopChecker(stop)
     count = 0
-    for count, token_id in enumerate(TOKENIZER.encode_prompt(text), start=1):
+    for token_id in TOKENIZER.encode_prompt(text):
+        count += 1
         new = detokenizer.push(token_id)
         if checker.look(detokenizer.text, len(new)):
             break
