@@ -70,7 +70,8 @@ class TideoverClient:
                 response = self._jobs.CreateJob(parts, timeout=max(600.0, self._timeout_s))
             except grpc.RpcError as error:
                 raise self._explain(error) from error
-        return response.job
+        job: jobs_pb2.Job = response.job
+        return job
 
     @staticmethod
     def _upload(header: jobs_pb2.CreateJobHeader, chunks: Iterator[bytes]) -> Iterator[jobs_pb2.CreateJobRequest]:
@@ -79,13 +80,16 @@ class TideoverClient:
             yield jobs_pb2.CreateJobRequest(data=chunk)
 
     def get_job(self, job_id: str) -> jobs_pb2.Job:
-        return self._call(self._jobs.GetJob, jobs_pb2.GetJobRequest(job_id=job_id)).job
+        answer: jobs_pb2.Job = self._call(self._jobs.GetJob, jobs_pb2.GetJobRequest(job_id=job_id)).job
+        return answer
 
     def list_jobs(self, page_size: int = 100, page_token: str = "") -> jobs_pb2.ListJobsResponse:
-        return self._call(self._jobs.ListJobs, jobs_pb2.ListJobsRequest(page_size=page_size, page_token=page_token))
+        answer: jobs_pb2.ListJobsResponse = self._call(self._jobs.ListJobs, jobs_pb2.ListJobsRequest(page_size=page_size, page_token=page_token))
+        return answer
 
     def cancel_job(self, job_id: str) -> jobs_pb2.Job:
-        return self._call(self._jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id)).job
+        answer: jobs_pb2.Job = self._call(self._jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id)).job
+        return answer
 
     def watch_job(self, job_id: str, interval_s: float = 0.5) -> Iterator[jobs_pb2.WatchJobResponse]:
         """Progress until the job is terminal."""
@@ -108,7 +112,8 @@ class TideoverClient:
         return list(self._call(self._admin.ListWorkers, admin_pb2.ListWorkersRequest()).workers)
 
     def cluster(self) -> admin_pb2.GetClusterResponse:
-        return self._call(self._admin.GetCluster, admin_pb2.GetClusterRequest())
+        answer: admin_pb2.GetClusterResponse = self._call(self._admin.GetCluster, admin_pb2.GetClusterRequest())
+        return answer
 
     def preempt(self, worker_id: str, deadline_s: float) -> str:
         """Have the worker's machine given a termination notice; returns the machine's node id."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from structlog.testing import capture_logs
 
 from context_daemon.memory_store import MemoryStore
 from context_daemon.records import Finish, TokenCommit
@@ -62,9 +63,10 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    running = Server()
-    yield running
-    running.close()
+    with capture_logs():  # commands and server share a process here: only the commands may write to stdout
+        running = Server()
+        yield running
+        running.close()
 
 
 @pytest.fixture
