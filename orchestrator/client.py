@@ -84,7 +84,8 @@ class TideoverClient:
         return answer
 
     def list_jobs(self, page_size: int = 100, page_token: str = "") -> jobs_pb2.ListJobsResponse:
-        answer: jobs_pb2.ListJobsResponse = self._call(self._jobs.ListJobs, jobs_pb2.ListJobsRequest(page_size=page_size, page_token=page_token))
+        request = jobs_pb2.ListJobsRequest(page_size=page_size, page_token=page_token)
+        answer: jobs_pb2.ListJobsResponse = self._call(self._jobs.ListJobs, request)
         return answer
 
     def cancel_job(self, job_id: str) -> jobs_pb2.Job:
