@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from context_daemon.lines import error_line
 from context_daemon.records import Finish, KVLayout, RequestKey, RequestSpec
-from worker.result_lines import error_line, result_line
+from worker.result_lines import result_line
 from worker.text import Detokenizer, StopChecker, Tokenizer
 
 

@@ -1,4 +1,4 @@
-"""Result and error lines, in the shapes of OpenAI's batch output. Pure: same inputs, same bytes."""
+"""Good result lines, in the shape of OpenAI's batch output. Pure: same inputs, same bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from context_daemon.lines import line_id
 from context_daemon.records import Endpoint, RequestKey, RequestSpec
 
 
@@ -47,15 +48,4 @@ def result_line(
         "tideover": {"exact": exact},
     }
     response = {"status_code": 200, "request_id": _identity("req_", key), "body": body}
-    return _line(key, spec.custom_id, response, None)
-
-
-def error_line(key: RequestKey, custom_id: str, code: str, message: str) -> bytes:
-    """A line that has no answer and says why."""
-    return _line(key, custom_id, None, {"code": code, "message": message})
-
-
-def _line(key: RequestKey, custom_id: str, response: object, error: object) -> bytes:
-    return msgspec.json.encode(
-        {"id": _identity("batch_req_", key), "custom_id": custom_id, "response": response, "error": error}
-    )
+    return msgspec.json.encode({"id": line_id(key), "custom_id": spec.custom_id, "response": response, "error": None})

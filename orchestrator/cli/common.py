@@ -32,7 +32,8 @@ _USAGE_CODES = {
 P = ParamSpec("P")
 R = TypeVar("R")
 
-console = Console(stderr=True, highlight=False)
+# Off a terminal nothing is wrapped: logs are searched by the line.
+console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 200)
 
 
 def address_option(command: Callable[P, R]) -> Callable[P, R]:

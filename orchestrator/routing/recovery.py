@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from context_daemon.lines import error_line
 from context_daemon.records import InterruptionCause
 from context_daemon.store import LeasedRequest, ReadyRequest
-from worker.result_lines import error_line
 
 
 @dataclass(frozen=True, slots=True)

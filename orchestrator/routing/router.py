@@ -160,6 +160,8 @@ class Router:
         owners = sorted({lease.worker_id for lease in leases})
         moved = await self._store.requeue(job.job_id, term, [(lease.key, lease.token) for lease in leases], cause)
         REQUEUED.labels(cause.value).inc(moved)
+        for lease in leases:
+            self._owners.pop(lease.key, None)  # its next owner is our doing, not a hand-over
         if moved:
             self._events.add("requeued", f"{moved} requests taken back from {', '.join(owners)}: {cause.value}")
 
