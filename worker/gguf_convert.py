@@ -27,8 +27,11 @@ _BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_TOP_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-              "output.weight": "lm_head.weight"}
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 _CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 
@@ -135,24 +138,31 @@ def write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    control = [token for token, type_ in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
-               if type_ == _CONTROL_TOKEN]
+    control = [
+        token
+        for token, type_ in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
+        if type_ == _CONTROL_TOKEN
+    ]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = _special_ids(fields)
-    _write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokens[ids["bos_token_id"]],
-        "eos_token": tokens[ids["eos_token_id"]],
-        "pad_token": tokens[ids["pad_token_id"]],
-        "unk_token": tokens[int(fields["tokenizer.ggml.unknown_token_id"])],
-        "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": fields["llama.context_length"],
-        "chat_template": fields["tokenizer.chat_template"],
-    })
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": tokens[ids["bos_token_id"]],
+            "eos_token": tokens[ids["eos_token_id"]],
+            "pad_token": tokens[ids["pad_token_id"]],
+            "unk_token": tokens[int(fields["tokenizer.ggml.unknown_token_id"])],
+            "add_prefix_space": False,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": fields["llama.context_length"],
+            "chat_template": fields["tokenizer.chat_template"],
+        },
+    )
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

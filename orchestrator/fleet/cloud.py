@@ -24,7 +24,9 @@ class LocalCloud:
 
     async def _post(self, path: str, body: dict[str, object]) -> None:
         if not self._base_url:
-            raise FaultsUnsupported("fault injection needs the local cluster of `tideover up`; this one has no such cloud")
+            raise FaultsUnsupported(
+                "fault injection needs the local cluster of `tideover up`; this one has no such cloud"
+            )
         timeout = aiohttp.ClientTimeout(total=10)
         async with (
             aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,

@@ -22,7 +22,7 @@ from orchestrator.fleet.backoff import Backoff
 from worker.actor import InferenceWorker
 from worker.spec import NAMESPACE, WorkerSpec
 
-log = get_logger(__name__)
+log = get_logger()
 
 RESOURCE = "tideover_worker"
 NODE_LABEL = "tideover-node"
