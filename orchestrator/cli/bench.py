@@ -34,7 +34,9 @@ _model_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A model folder; else the demo model.",
 )
-_threads_option = click.option("--threads", type=click.IntRange(min=1), default=None, help="By default all cores.")
+_threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), default=None, help="Of the engine. Default: all cores; for commit all but one."
+)
 
 
 @bench.command()
@@ -50,7 +52,8 @@ def commit(
     """What committing every decode step costs: alternating segments with and without."""
     from worker.bench_commit import run_commit_bench  # torch: only when it is needed
 
-    _print(run_commit_bench(_model(model), batches, segments, steps, threads or _cores()), as_json)
+    # One core is left to the daemon, the stores and the committing threads, as on a machine that serves.
+    _print(run_commit_bench(_model(model), batches, segments, steps, threads or max(1, _cores() - 1)), as_json)
 
 
 @bench.command()
