@@ -3,7 +3,7 @@
 #   make setup        .venv with all packages, and the demo model; next to nothing the second time
 #   make demo         the whole story on this machine
 #   make test         what CI runs: lint, then every test, three fault points among them
-#   make test-faults  twenty fault points
+#   make test-faults  twenty fault points drawn by seed over a real job
 #
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
