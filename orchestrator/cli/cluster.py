@@ -43,7 +43,13 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option("--max-num-seqs", type=click.IntRange(min=1), help="Most sequences in one step."),
-            click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Most tokens in one step."),
+            click.option(
+                "--max-num-batched-tokens",
+                type=click.IntRange(min=1),
+                default=128,
+                show_default=True,
+                help="Most tokens in one step: on CPUs a step must stay well below a lease time.",
+            ),
             click.option("--max-model-len", type=click.IntRange(min=1), help="Longest prompt and answer together."),
             click.option("--num-gpu-blocks-override", type=click.IntRange(min=1), help="KV pages, on any device."),
             click.option("--kv-cache-memory-bytes", type=click.IntRange(min=1), help="Memory for KV, per worker."),
