@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.client import TideoverClient, TideoverError
@@ -78,3 +79,32 @@ def test_killed_redis_costs_time_only(
     _survived(client, job_id, reference)
     assert {worker.worker_id: worker.pid for worker in client.workers()} == workers, "nothing may crash"
     assert client.interruptions(job_id) == [], "no healthy owner may lose its lease"
+
+
+def test_frozen_worker_loses_its_leases_and_is_fenced_when_it_wakes(cluster: Cluster, reference: list[bytes]) -> None:
+    client = TideoverClient(cluster.address)
+    cluster.wait_workers(2)
+    job_id = _start(client, "frozen", 100)
+    frozen = max(client.workers(), key=lambda worker: worker.running)
+    process = psutil.Process(frozen.pid)
+    process.suspend()
+    try:
+        until = time.monotonic() + 60
+        while not client.interruptions(job_id) and time.monotonic() < until:
+            time.sleep(0.05)
+        _survived(client, job_id, reference)
+    finally:
+        process.resume()
+    rows = client.interruptions(job_id)
+    assert rows and {row.cause for row in rows} == {"lease_expired"}
+    # From the last commit on: one lease time, and up to a heartbeat and a round of the router.
+    assert max(row.detect_ms for row in rows) < 7000
+    assert {row.source for row in rows} == {frozen.worker_id}, "nothing may be given to a frozen worker"
+    until = time.monotonic() + 20
+    while _held_by(client, frozen.worker_id) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not _held_by(client, frozen.worker_id), "the one that woke must drop what is not its own any more"
+
+
+def _held_by(client: TideoverClient, worker_id: str) -> int:
+    return sum(worker.running + worker.waiting for worker in client.workers() if worker.worker_id == worker_id)
