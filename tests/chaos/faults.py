@@ -6,11 +6,13 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from context_daemon.records import InterruptionCause
 from orchestrator.client import TideoverClient
 from orchestrator.verify import Verdict, compare
+from protos import jobs_pb2
 
 PAGE = 16
 
@@ -44,6 +46,7 @@ class Outcome:
     recomputed: tuple[int, ...]  # of requests that had tokens
     formula_holds: bool  # recomputed == T - 1 - watermark, wherever it is known
     causes: tuple[str, ...]
+    one_epoch_a_position: bool  # each owner took over at or after where the one before it stood
 
 
 def run_job(client: TideoverClient, file: Path, request_id: str) -> tuple[str, list[bytes]]:
@@ -91,6 +94,19 @@ def _outcome(client: TideoverClient, job_id: str, point: FaultPoint, verdict: Ve
         recomputed=tuple(row.recomputed_tokens for row in known if row.tokens > 0),
         formula_holds=formula,
         causes=tuple(sorted({row.cause for row in rows})),
+        one_epoch_a_position=_epochs_in_order(rows),
+    )
+
+
+def _epochs_in_order(rows: Sequence[jobs_pb2.Interruption]) -> bool:
+    """Owner e writes positions from where it took over up to where e+1 did: ranges that never overlap."""
+    by_line: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        by_line.setdefault(row.line, []).append((row.epoch, row.tokens))
+    return all(
+        before[0] < after[0] and before[1] <= after[1]
+        for owners in by_line.values()
+        for before, after in pairwise(sorted(owners))
     )
 
 
@@ -101,6 +117,8 @@ def check(outcome: Outcome) -> list[str]:
         broken.append(f"answers differ: {outcome.verdict}")
     if not outcome.formula_holds:
         broken.append("recomputed tokens are not T-1 minus the watermark")
+    if not outcome.one_epoch_a_position:
+        broken.append("a position was written under two epochs")
     if outcome.interrupted == 0:
         broken.append("the fault interrupted nothing: it proves nothing")
     noticed = InterruptionCause.NOTICE.value in outcome.causes
