@@ -137,8 +137,9 @@ class ContextStore(Protocol):
         """READY at that epoch -> LEASED with epoch + 1. What is not READY at that epoch any more is left out, except a
         repeat of this very lease (same worker, epoch + 1, no commit yet), which is answered again."""
 
-    async def requeue(self, job_id: str, term: int, keys: Sequence[tuple[RequestKey, FencingToken]],
-                      cause: InterruptionCause) -> int:
+    async def requeue(
+        self, job_id: str, term: int, keys: Sequence[tuple[RequestKey, FencingToken]], cause: InterruptionCause
+    ) -> int:
         """LEASED under that token -> READY with epoch + 1 (so that the old owner is fenced at once); records the
         interruption. ENGINE_FAULT adds an attempt, every other cause an interruption. Returns how many moved."""
 
@@ -155,8 +156,15 @@ class ContextStore(Protocol):
         from `first_page` on lie under this epoch, earlier segments are cut there. `resume` completes the epoch's row of
         the recovery table. An owner whose token is higher than the store's proves that the store lost data: FENCED."""
 
-    async def handover(self, key: RequestKey, token: FencingToken, length: int, watermark: KVWatermark | None,
-                       target: str, cause: InterruptionCause) -> Lease | None:
+    async def handover(
+        self,
+        key: RequestKey,
+        token: FencingToken,
+        length: int,
+        watermark: KVWatermark | None,
+        target: str,
+        cause: InterruptionCause,
+    ) -> Lease | None:
         """The cut-over: if owned under `token` with exactly `length` tokens, epoch + 1 goes to `target`; with target ""
         the request goes back to READY. None if the condition fails (the source goes on, or was fenced). A repeat after a
         lost reply returns the same lease. Back to READY returns a Lease with worker_id ""."""

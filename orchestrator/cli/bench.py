@@ -35,7 +35,10 @@ _model_option = click.option(
     help="A model folder; else the demo model.",
 )
 _threads_option = click.option(
-    "--threads", type=click.IntRange(min=1), default=None, help="Of the engine. Default: all cores; for commit all but one."
+    "--threads",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Of the engine. Default: all cores; for commit all but one.",
 )
 
 
@@ -79,7 +82,9 @@ def engine(
     names = [name for name in peers.split(",") if name]
     if unknown := set(names) - {"transformers"}:
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: only transformers is known", param_hint="--peers")
-    _print(run_engine_bench(str(_model(model)), batches, prompt_tokens, new_tokens, threads or _cores(), names), as_json)
+    _print(
+        run_engine_bench(str(_model(model)), batches, prompt_tokens, new_tokens, threads or _cores(), names), as_json
+    )
 
 
 def _cores() -> int:

@@ -167,4 +167,3 @@ class RayFleet:
         reason = str(error).strip().splitlines()[-1]
         self._events.add("worker_failed", f"{worker_id} could not load {self._options.model}: {reason}")
         ray.kill(worker.handle)
-

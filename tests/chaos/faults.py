@@ -19,7 +19,7 @@ PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class FaultPoint:
-    """At `progress` (share of the reference's output tokens committed) a worker is lost, with `deadline_s` notice or none."""
+    """At `progress` (share of the reference's output tokens committed) a worker is lost, with notice or without."""
 
     seed: int
     progress: float

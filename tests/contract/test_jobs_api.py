@@ -139,7 +139,9 @@ async def test_repeating_a_request_id_makes_one_job(api: Api) -> None:
 async def test_the_same_call_twice_at_once_makes_one_job(api: Api) -> None:
     file = api.folder / "same.jsonl"
     file.write_bytes(b"\n".join(json.dumps(item).encode() for item in LINES))
-    calls = [api.call(api.client.create_job, file, request_id="same") for _ in range(3)]  # server and calls share a pool
+    calls = [
+        api.call(api.client.create_job, file, request_id="same") for _ in range(3)
+    ]  # server and calls share a pool
     jobs = await asyncio.gather(*calls)
     assert len({job.job_id for job in jobs}) == 1
     assert len(await api.store.list_jobs()) == 1

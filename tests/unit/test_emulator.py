@@ -91,7 +91,11 @@ async def test_nothing_is_404_until_it_is_announced(
     http: aiohttp.ClientSession, emulator: MetadataEmulator, clock: Clock
 ) -> None:
     value = await token(http)
-    paths = [f"{META}/spot/instance-action", f"{META}/spot/termination-time", f"{META}/events/recommendations/rebalance"]
+    paths = [
+        f"{META}/spot/instance-action",
+        f"{META}/spot/termination-time",
+        f"{META}/events/recommendations/rebalance",
+    ]
     assert [(await get(http, path, value))[0] for path in paths] == [404, 404, 404]
     emulator.announce("terminate", clock.now + 120)
     emulator.recommend_rebalance(clock.now)
