@@ -32,7 +32,7 @@ def _ready_cluster(state_home: Path, demo: subprocess.Popen[bytes]) -> procscan.
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    shared_memory = set(os.listdir("/dev/shm"))
+    shared_memory = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-m", "orchestrator.cli", "demo", "-o", str(tmp_path / "output.jsonl")]
     with (tmp_path / "log").open("wb") as log:
         demo = subprocess.Popen(
@@ -47,5 +47,5 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         assert demo.wait(timeout=30) == 130
     assert [p for p in procscan.find(scope) if p.status() != psutil.STATUS_ZOMBIE] == []
     assert not Path(scope.runtime_dir).exists(), "sockets and Ray's files lie there"
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory
     assert not (tmp_path / "output.jsonl").exists()
