@@ -27,6 +27,27 @@ class Observation:
     unclaimed: list[LeasedRequest]  # leased, but its worker does not say it holds it: tell the worker (again)
 
 
+class BeatWatch:
+    """Which workers' loops have not turned lately: they keep what they hold for its lease time, but get nothing new."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._seen: dict[str, tuple[int, float]] = {}  # beat, and when it was first seen
+
+    def start_over(self) -> None:
+        """The store was away: silence until now means nothing."""
+        self._seen.clear()
+
+    def silent(self, now: float, workers: Mapping[str, WorkerStatus]) -> set[str]:
+        """`now` is any monotonic clock, in seconds."""
+        seen = {}
+        for worker_id, worker in workers.items():
+            beat, since = self._seen.get(worker_id, (worker.beat, now))
+            seen[worker_id] = (beat, since) if beat == worker.beat else (worker.beat, now)
+        self._seen = seen
+        return {worker_id for worker_id, (_, since) in seen.items() if now - since > self._silence_s}
+
+
 class LeaseObserver:
     def __init__(self, lease_s: float, claim_s: float) -> None:
         self._lease_s = lease_s

@@ -28,7 +28,7 @@ from context_daemon.store import ContextStore, LeasedRequest, ReadyRequest, Stor
 from orchestrator.events import EventLog
 from orchestrator.routing import placement, recovery
 from orchestrator.routing.gateway import WorkerGateway
-from orchestrator.routing.leases import LeaseObserver
+from orchestrator.routing.leases import BeatWatch, LeaseObserver
 
 log = get_logger()
 
@@ -42,6 +42,7 @@ class RouterOptions:
     tick_s: float = 0.05
     lease_s: float = 5.0
     claim_s: float = 0.75  # a lease that its worker does not claim by then is told again
+    silence_s: float = 2.0  # a worker whose loop has not turned for so long gets nothing new
     ready_window: int = 256  # waiting requests looked at per job and round
     placement: placement.PlacementPolicy = field(default_factory=placement.PlacementPolicy)
     recovery: recovery.RecoveryPolicy = field(default_factory=recovery.RecoveryPolicy)
@@ -75,6 +76,7 @@ class Router:
         self._wall = wall
         self._clock = clock
         self._observer = LeaseObserver(options.lease_s, options.claim_s)
+        self._beats = BeatWatch(options.silence_s)
         self._server_id = ""
         self._away = False
         self._sent_targets: dict[str, dict[RequestKey, str]] = {}
@@ -103,6 +105,7 @@ class Router:
         if self._away:
             self._events.add("store_back", "the durable store answers again; every lease gets a full lease time")
             self._observer.start_over()
+            self._beats.start_over()
         self._away = False
 
     async def tick(self, term: int) -> None:
@@ -127,6 +130,7 @@ class Router:
         if self._server_id and server_id != self._server_id:
             self._events.add("store_restarted", "the durable store was restarted; every lease gets a full lease time")
             self._observer.start_over()
+            self._beats.start_over()
         self._server_id = server_id
 
     async def _look(self) -> _Round:
@@ -174,7 +178,7 @@ class Router:
 
     # -- placement --------------------------------------------------------------------------------------------------
     def _views(self, world: _Round) -> dict[str, placement.WorkerView]:
-        reachable = self._gateway.reachable()
+        reachable = self._gateway.reachable() - self._beats.silent(self._clock(), world.workers)
         loads: dict[str, list[LeasedRequest]] = defaultdict(list)
         for leases in world.leased.values():
             for lease in leases:

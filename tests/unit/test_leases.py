@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from context_daemon.records import FencingToken, RequestKey, WorkerStatus
 from context_daemon.store import LeasedRequest
-from orchestrator.routing.leases import LeaseObserver
+from orchestrator.routing.leases import BeatWatch, LeaseObserver
 
 KEY = RequestKey("job", 1)
 
@@ -71,3 +71,18 @@ def test_finished_requests_leave_no_trace() -> None:
     observer.observe(0.0, [lease()], worker(1))
     observer.observe(1.0, [], worker(1))
     assert not observer._seen and not observer._told_at
+
+
+def test_a_worker_whose_loop_does_not_turn_is_silent_until_it_does() -> None:
+    watch = BeatWatch(silence_s=2.0)
+    assert watch.silent(0.0, worker(7)) == set()
+    assert watch.silent(1.9, worker(7)) == set()
+    assert watch.silent(2.1, worker(7)) == {"w"}
+    assert watch.silent(2.2, worker(8)) == set()
+
+
+def test_silence_during_an_outage_means_nothing() -> None:
+    watch = BeatWatch(silence_s=2.0)
+    watch.silent(0.0, worker(7))
+    watch.start_over()
+    assert watch.silent(60.0, worker(7)) == set()
