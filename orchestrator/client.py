@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import grpc
 
+from orchestrator.patience import Patience
 from protos import admin_pb2, admin_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
 LINE_ERRORS_KEY = "tideover-job-errors-bin"  # trailing metadata: a serialized JobErrors
 _CHUNK_BYTES = 256 << 10
 _MAX_MESSAGE = 64 << 20
+_FIRST_CONTACT_S = 2.0
 
 
 class TideoverError(Exception):
@@ -27,11 +29,17 @@ class TideoverError(Exception):
 
 
 class TideoverClient:
-    """A connection to `host:port`. Safe to use from several threads. `timeout_s` bounds each unary call."""
+    """A connection to `host:port`. Safe to use from several threads. `timeout_s` bounds each unary call.
 
-    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+    An orchestrator that is away is waited for up to `patience_s`: calls are repeated (they are idempotent) and streams go on
+    where they stood.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 30.0, patience_s: float = 60.0) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._reached = False
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE), ("grpc.enable_http_proxy", 0)]
         self._channel = grpc.insecure_channel(address, options=options)
         self._jobs = jobs_pb2_grpc.JobsServiceStub(self._channel)
@@ -64,14 +72,13 @@ class TideoverClient:
         header = jobs_pb2.CreateJobHeader(
             request_id=request_id or uuid.uuid4().hex, model=model, metadata=metadata or {}, file_name=file.name
         )
+        job: jobs_pb2.Job = self._repeat(lambda: self._send(header, file)).job
+        return job
+
+    def _send(self, header: jobs_pb2.CreateJobHeader, file: Path) -> Any:
         with file.open("rb") as source:
             parts = self._upload(header, iter(lambda: source.read(_CHUNK_BYTES), b""))
-            try:
-                response = self._jobs.CreateJob(parts, timeout=max(600.0, self._timeout_s))
-            except grpc.RpcError as error:
-                raise self._explain(error) from error
-        job: jobs_pb2.Job = response.job
-        return job
+            return self._jobs.CreateJob(parts, timeout=max(600.0, self._timeout_s))
 
     @staticmethod
     def _upload(header: jobs_pb2.CreateJobHeader, chunks: Iterator[bytes]) -> Iterator[jobs_pb2.CreateJobRequest]:
@@ -94,14 +101,22 @@ class TideoverClient:
 
     def watch_job(self, job_id: str, interval_s: float = 0.5) -> Iterator[jobs_pb2.WatchJobResponse]:
         """Progress until the job is terminal."""
-        return self._stream(self._jobs.WatchJob, jobs_pb2.WatchJobRequest(job_id=job_id, interval_s=interval_s))
+        request = jobs_pb2.WatchJobRequest(job_id=job_id, interval_s=interval_s)
+        return self._stream(lambda: self._jobs.WatchJob(request))
 
     def stream_results(
         self, job_id: str, *, start: int = 0, follow: bool = False
     ) -> Iterator[jobs_pb2.StreamResultsResponse]:
         """Result and error lines in completion order from index `start`; with `follow` until the job is terminal."""
-        request = jobs_pb2.StreamResultsRequest(job_id=job_id, start=start, follow=follow)
-        return self._stream(self._jobs.StreamResults, request)
+        index = start
+
+        def from_here() -> Iterator[jobs_pb2.StreamResultsResponse]:
+            request = jobs_pb2.StreamResultsRequest(job_id=job_id, start=index, follow=follow)
+            return iter(self._jobs.StreamResults(request))
+
+        for line in self._stream(from_here):
+            index = line.index + 1
+            yield line
 
     def interruptions(self, job_id: str) -> list[jobs_pb2.Interruption]:
         """The recovery table."""
@@ -119,24 +134,52 @@ class TideoverClient:
     def preempt(self, worker_id: str, deadline_s: float) -> str:
         """Have the worker's machine given a termination notice; returns the machine's node id."""
         request = admin_pb2.PreemptWorkerRequest(worker_id=worker_id, deadline_s=deadline_s)
-        return str(self._call(self._admin.PreemptWorker, request).node_id)
+        return str(self._once(self._admin.PreemptWorker, request).node_id)
 
     def kill(self, worker_id: str) -> str:
         """SIGKILL every process of the worker's machine; returns the machine's node id."""
-        return str(self._call(self._admin.KillWorker, admin_pb2.KillWorkerRequest(worker_id=worker_id)).node_id)
+        return str(self._once(self._admin.KillWorker, admin_pb2.KillWorkerRequest(worker_id=worker_id)).node_id)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    def _patience(self) -> Patience:
+        return Patience(self._patience_s, _FIRST_CONTACT_S, reached=self._reached)
+
     def _call(self, method: Any, request: Any) -> Any:
+        """A call that may be repeated: all but the faults, which are asked for once."""
+        return self._repeat(lambda: method(request, timeout=self._timeout_s))
+
+    def _repeat(self, call: Callable[[], Any]) -> Any:
+        patience = self._patience()
+        while True:
+            try:
+                answer = call()
+            except grpc.RpcError as error:
+                if not patience.wait(error):
+                    raise self._explain(error) from error
+            else:
+                self._reached = True
+                return answer
+
+    def _once(self, method: Any, request: Any) -> Any:
         try:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise self._explain(error) from error
 
-    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
-        try:
-            yield from method(request)
-        except grpc.RpcError as error:
-            raise self._explain(error) from error
+    def _stream(self, open_stream: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """What `open_stream` gives, opened again after each outage; it must start behind what was already given."""
+        patience = self._patience()
+        while True:
+            try:
+                for item in open_stream():
+                    self._reached = True
+                    patience.heard()
+                    yield item
+            except grpc.RpcError as error:
+                if not patience.wait(error):
+                    raise self._explain(error) from error
+            else:
+                return
 
     def _explain(self, failure: grpc.RpcError) -> TideoverError:
         error: Any = failure  # every RpcError of a call is also a grpc.Call

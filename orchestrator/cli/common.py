@@ -62,7 +62,7 @@ def connect(address: str | None) -> TideoverClient:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    console.print(f"error: {message}", style="red", markup=False)
+    console.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
     sys.exit(code)
 
 
@@ -90,7 +90,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             for item in error.line_errors[:100]:
                 where = f"line {item.line}" if item.line else "file"
                 param = f" {item.param}:" if item.param else ""
-                console.print(f"{where}:{param} {item.message}", markup=False)
+                console.print(f"{where}:{param} {item.message}", markup=False, soft_wrap=True)
             message = str(error).splitlines()[0] if error.line_errors else str(error)
             fail(message, USAGE if error.code in _USAGE_CODES else FAILED)
 

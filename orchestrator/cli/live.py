@@ -74,11 +74,11 @@ def show(updates: Iterator[jobs_pb2.WatchJobResponse], console: Console) -> jobs
             job = update.job
             for event in update.events:
                 at = time.strftime("%H:%M:%S", time.localtime(event.time))
-                console.print(Text(f"{at}  {event.kind:<15} {event.text}"))
+                console.print(Text(f"{at}  {event.kind:<15} {event.text}"), soft_wrap=True)
             if console.is_terminal:
                 live.update(render(update), refresh=True)
             elif time.monotonic() - last_line > _LINE_EVERY_S or job.state in TERMINAL:
                 last_line = time.monotonic()
                 workers = "; ".join(f"{w.worker_id} {w.state} {w.running}+{w.waiting}" for w in update.workers)
-                console.print(Text(f"          {summary(update)}  [{workers}]"))
+                console.print(Text(f"          {summary(update)}  [{workers}]"), soft_wrap=True)
     return job
