@@ -41,9 +41,11 @@ class Answer:
         self._last = -1
 
     def push(self, token_id: int) -> bool:
-        """Take a token in; True if a stop string is complete."""
+        """Take a token in; True if a stop string is complete. A stop token counts, but is no part of the text."""
         self._count += 1
         self._last = token_id
+        if token_id in self._spec.params.stop_token_ids:
+            return False
         new = self._text.push(token_id)
         return self._stop.look(self._text.text, len(new))
 

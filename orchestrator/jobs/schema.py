@@ -34,10 +34,20 @@ Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
     name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it: text parts joined, the newer name of the system role mapped to the old."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

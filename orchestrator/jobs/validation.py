@@ -131,7 +131,7 @@ class Validator:
 
     def _encode(self, body: ChatBody | CompletionBody) -> tuple[int, ...]:
         if isinstance(body, ChatBody):
-            return self._tokenizer.encode_chat([msgspec.to_builtins(message) for message in body.messages])
+            return self._tokenizer.encode_chat([message.plain() for message in body.messages])
         if isinstance(body.prompt, str):
             return self._tokenizer.encode_prompt(body.prompt)
         return tuple(body.prompt)

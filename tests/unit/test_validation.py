@@ -166,3 +166,32 @@ def test_any_json_is_accepted_or_refused_with_a_message(url: str, body: dict[str
 @given(st.binary(max_size=80))
 def test_any_bytes_are_refused_with_a_message(data: bytes) -> None:
     assert refusal(data).message
+
+
+def test_text_parts_and_the_developer_role_are_what_they_say() -> None:
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    whole = accepted(line(messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]))
+    split = accepted(line(messages=[{"role": "developer", "content": "s"}, {"role": "user", "content": parts}]))
+    assert split.prompt_token_ids == whole.prompt_token_ids
+
+
+def test_other_parts_are_refused_by_name() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    found = refusal(line(messages=[{"role": "user", "content": parts}]))
+    assert found.param.startswith("body.messages") and found.code in ("invalid_value", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":' + b"[" * 100_000 + b"}",
+        b'{"custom_id":"\\ud800","method":"POST","url":"/v1/chat/completions","body":{}}',
+        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","temperature":NaN}}',
+        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","seed":1e400}}',
+        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","max_tokens":0}}',
+        b'{"custom_id":"a\\u0000b","method":"GET","url":"/v1/chat/completions","body":{}}',
+    ],
+)
+def test_hostile_lines_get_a_message_and_crash_nothing(data: bytes) -> None:
+    found = check(data)
+    assert isinstance(found, LineError) and found.message
