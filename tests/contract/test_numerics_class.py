@@ -1,0 +1,106 @@
+"""Numerics classes on real workers and the real router: kept together where possible, marked where not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from context_daemon.records import InterruptionCause, Lease, RequestKey
+from context_daemon.redis_store import RedisStore
+from orchestrator.events import EventLog
+from orchestrator.routing.placement import PlacementPolicy
+from orchestrator.routing.router import Router, RouterOptions
+from tests.contract.worker_rig import PROMPTS, Rig, Worker, spec
+from tests.unit.tiny_model import write_tiny_model
+
+COUNT = len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder: Path = tmp_path_factory.mktemp("classes")
+    with Rig(folder, write_tiny_model(folder / "tiny")) as made:
+        yield made
+
+
+class Gateway:
+    """A WorkerGateway to workers in this process."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.workers = {worker.name: worker for worker in workers}
+        self.buried: dict[str, InterruptionCause] = {}
+
+    def admit(self, worker_id: str, leases: Sequence[Lease]) -> None:
+        if worker_id in self.workers:
+            self.workers[worker_id].runtime.admit(leases)
+
+    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, str]) -> None:
+        if worker_id in self.workers:
+            self.workers[worker_id].runtime.set_targets(dict(targets))
+
+    def dead(self) -> Mapping[str, InterruptionCause]:
+        return self.buried
+
+    def reachable(self) -> set[str]:
+        return set(self.workers)
+
+    def bury(self, rig: Rig, name: str) -> None:
+        rig.retire(self.workers.pop(name))
+        self.buried[name] = InterruptionCause.WORKER_DIED
+
+
+async def route(rig: Rig, gateway: Gateway, patience_s: float, until: Callable[[], bool]) -> None:
+    """Run the real router over the real store until something holds."""
+    store = RedisStore(rig.servers.durable.url)
+    options = RouterOptions(placement=PlacementPolicy(class_patience_s=patience_s))
+    router = Router(store, gateway, EventLog(time.time), options)
+    end = time.monotonic() + 40
+    while not await asyncio.to_thread(until):
+        assert time.monotonic() < end, "the router did not get there"
+        await router.tick(1)
+        await asyncio.sleep(0.02)
+    await router.tick(1)
+    await store.close()
+
+
+def test_engines_whose_threads_differ_are_of_different_classes(rig: Rig) -> None:
+    one, two = rig.worker("threads-1", "n1", num_threads=1), rig.worker("threads-2", "n2", num_threads=2)
+    assert one.engine.layout.numerics_class != two.engine.layout.numerics_class
+    assert one.engine.layout.fingerprint != two.engine.layout.fingerprint, "KV of one counts as absent for the other"
+    rig.retire(one)
+    rig.retire(two)
+
+
+async def test_a_request_waits_for_its_class_and_crosses_only_when_that_is_gone(rig: Rig) -> None:
+    specs = [spec(line, prompt, rig.tokenizer, max_tokens=400) for line, prompt in enumerate(PROMPTS, 1)]
+    first = rig.worker("first", "n1", num_threads=1)
+    gateway = Gateway(first)
+    await asyncio.to_thread(rig.submit, "cross", specs)
+    await route(rig, gateway, 60.0, lambda: rig.tokens("cross") > 100)
+
+    # Its own class is there: another class gets nothing, and the answers stay exact.
+    same, other = rig.worker("same", "n2", num_threads=1), rig.worker("other", "n2", num_threads=2)
+    gateway.workers |= {"same": same, "other": other}
+    gateway.bury(rig, "first")
+    before = await asyncio.to_thread(rig.tokens, "cross")
+    await route(rig, gateway, 0.0, lambda: rig.tokens("cross") > before + 100)
+    rows = await asyncio.to_thread(rig.interruptions, "cross")
+    assert {row.target for row in rows} == {"same"} and all(row.restored_positions for row in rows)
+
+    # Its class is gone: tokens are kept, the request goes on, and the line says so.
+    gateway.bury(rig, "same")
+    await route(rig, gateway, 0.5, lambda: len(rig._lines("cross")) == COUNT)
+    lines = [json.loads(line) for line in await asyncio.to_thread(rig._lines, "cross")]
+    rows = await asyncio.to_thread(rig.interruptions, "cross")
+    crossed = {row.custom_id for row in rows if row.target == "other"}
+    assert crossed
+    for line in lines:
+        body = line["response"]["body"]
+        assert body["usage"]["completion_tokens"] == 400
+        assert body["tideover"]["exact"] is (line["custom_id"] not in crossed)
+    assert all(not row.restored_positions for row in rows if row.target == "other"), "KV of another class is absent"
