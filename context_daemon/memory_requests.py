@@ -205,6 +205,7 @@ def _leased(r: MemoryRequest) -> LeasedRequest:
     return LeasedRequest(
         key=r.key, token=r.token, worker_id=r.worker_id, tokens=len(r.tokens), prompt_tokens=r.prompt_tokens,
         max_tokens=r.spec.params.max_tokens, numerics_class=r.owner_class, leased_at=r.leased_at / 1e6,
+        attempts=r.attempts,
     )  # fmt: skip
 
 

@@ -60,8 +60,9 @@ class Answer:
 
     def payload(self, finish_reason: str, *, exact: bool) -> Finish:
         """The good line. Text ends before the stop string, if one was found."""
-        if self._stop.cut is None:
-            self._stop.look(self._text.text, len(self._text.flush()))
+        rest = self._text.flush()  # what waited for the bytes of a character may hold a stop string, too
+        if self._stop.look(self._text.text, len(rest)):
+            finish_reason = "stop"
         layout = self._builder.layout
         line = result_line(
             self._key,

@@ -156,7 +156,7 @@ class KVCommitter(_Thread):
             log.warning("kv_store_away", error=str(error), effect="tokens go on; KV is exported again later")
             KV_FAILURES.inc(len(batch))
             self._paused_until = time.monotonic() + 1.0
-            self._ledger.kv_failed([item for item, _ in batch])
+            self._write_again(batch)
         finally:
             with self._count_lock:
                 self._queued_slots -= sum(item.stop - item.start for item, _ in batch)
@@ -174,6 +174,14 @@ class KVCommitter(_Thread):
         else:
             self._ledger.kv_written([item for item, _ in batch])
         self._generation = generation
+
+    def _write_again(self, batch: list[tuple[KVRange, bytearray]]) -> None:
+        """Running sequences are exported again; of those being handed over the bytes here are the only ones."""
+        once_more = self._ledger.kv_failed([item for item, _ in batch])
+        kept = [(item, raw) for item, raw in batch if item in once_more]
+        if kept:
+            self.put(kept)
+            self._stopping.wait(_RETRY_S)
 
     def _slot_write(self, item: KVRange, raw: bytearray) -> SlotWrite:
         layout, slot_bytes = self._layout.fingerprint, self._layout.slot_bytes

@@ -73,6 +73,7 @@ class Outcome:
     fenced: list[RequestKey] = field(default_factory=list)
     diverged: list[tuple[RequestKey, int]] = field(default_factory=list)  # and the store's length
     finished: list[RequestKey] = field(default_factory=list)
+    dropped: list[Held] = field(default_factory=list)  # the fenced and the diverged, to be forgotten by the loop
     acked_tokens: int = 0
 
 
@@ -99,28 +100,41 @@ class Ledger:
         with self._lock:
             return self._held.get(key)
 
-    def drop(self, key: RequestKey) -> None:
+    def drop(self, key: RequestKey, token: FencingToken) -> None:
+        """Forget what is owned under `token`; the same request owned anew stays."""
         with self.changed:
-            self._held.pop(key, None)
+            held = self._held.get(key)
+            if held is not None and held.token == token:
+                del self._held[key]
             self.changed.notify_all()
+
+    def holds(self, held: Held) -> bool:
+        """Still owned, as far as this worker knows."""
+        with self._lock:
+            return self._held.get(held.key) is held
 
     def all(self) -> list[Held]:
         with self._lock:
             return list(self._held.values())
 
     # -- the step loop writes ---------------------------------------------------------------------------------------
-    def append(self, key: RequestKey, token_id: int) -> Held | None:
+    def append(self, key: RequestKey, token_id: int, finish: Finish | None = None) -> Held | None:
+        """A new token. The last one brings the end with it, so that one commit carries both. None if it is not wanted."""
         with self.changed:
             held = self._held.get(key)
             if held is None or held.frozen or held.finish is not None:
                 return None
             held.tokens.append(token_id)
+            held.finish = finish
             self.changed.notify_all()
             return held
 
     def finish(self, key: RequestKey, finish: Finish) -> None:
+        """End a sequence without a new token. One that was fenced meanwhile is left to its new owner."""
         with self.changed:
-            self._held[key].finish = finish
+            held = self._held.get(key)
+            if held is not None:
+                held.finish = finish
             self.changed.notify_all()
 
     def report_resume(self, key: RequestKey, report: ResumeReport) -> None:
@@ -164,6 +178,13 @@ class Ledger:
         with self.changed:
             self.changed.wait_for(lambda: key not in self._held or self._held[key].flushed(), timeout)
             return key in self._held and self._held[key].flushed()
+
+    def wait_settled(self, timeout: float) -> bool:
+        """Wait until every token and every end is acknowledged."""
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: not any(held.uncommitted or held.finish for held in self._held.values()), timeout
+            )
 
     def wait_below_lag(self, limit: int, timeout: float) -> bool:
         """Back-pressure: wait until no sequence is `limit` or more tokens ahead of the store."""
@@ -227,21 +248,24 @@ class Ledger:
             held.acked = result.length
         elif result.status is CommitStatus.FENCED:
             outcome.fenced.append(held.key)
+            outcome.dropped.append(held)
             del self._held[held.key]
         else:
             outcome.diverged.append((held.key, result.length))
+            outcome.dropped.append(held)
             del self._held[held.key]
 
     # -- KV ---------------------------------------------------------------------------------------------------------
     def take_kv(self, max_slots: int, only: RequestKey | None = None) -> list[KVRange]:
         """What to export now (of one sequence, if named), first hole first; at most `max_slots`. Marks it queued.
 
-        What does not fit is skipped, not lost: it stays due while it is resident.
+        What does not fit is skipped, not lost: it stays due while it is resident. A frozen sequence has left the engine
+        and is exported by name only.
         """
         ranges: list[KVRange] = []
         with self._lock:
             for held in self._held.values():
-                if held.finish is not None or only not in (None, held.key):
+                if held.finish is not None or (held.frozen if only is None else only != held.key):
                     continue
                 while max_slots > 0 and held.kv_queued < held.kv_len:
                     count = min(held.kv_len - held.kv_queued, max_slots, self._max_range_slots)
@@ -259,16 +283,27 @@ class Ledger:
                     held.kv_acked = max(held.kv_acked, item.stop)
             self.changed.notify_all()
 
-    def kv_failed(self, ranges: Iterable[KVRange]) -> None:
-        """Nothing is known about these writes: they are due again."""
+    def kv_failed(self, ranges: Iterable[KVRange]) -> set[KVRange]:
+        """Nothing is known about these writes: they are due again.
+
+        Those returned are of frozen sequences, which cannot be exported again: the caller writes the same bytes again.
+        """
+        once_more = set()
         with self._lock:
             for item in ranges:
                 held = self._held.get(item.key)
-                if held is not None:
+                if held is None or held.token.epoch != item.epoch:
+                    continue
+                if held.frozen:
+                    once_more.add(item)
+                else:
                     held.kv_queued = held.kv_acked
+        return once_more
 
     def kv_lost(self) -> None:
         """The KV server came back empty: everything resident is due again, from the first page on."""
         with self._lock:
             for held in self._held.values():
                 held.kv_queued = held.kv_acked = held.first_page = held.watermark_sent = 0
+                if held.frozen:
+                    held.kv_len = 0  # it has left the engine: nothing of it is worth waiting for

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from context_daemon.observability import get_logger
-from context_daemon.records import Finish, RequestKey, ResumeReport
+from context_daemon.records import FencingToken, Finish, RequestKey, ResumeReport
 from worker.answer import Answer
 from worker.commit import KVCommitter
 from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, StepOutput
@@ -51,6 +51,7 @@ class Admission:
 
 @dataclass(slots=True)
 class _Running:
+    held: Held
     answer: Answer
     admitted_at: float
     restored: int
@@ -89,8 +90,12 @@ class StepLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def halt(self) -> None:
+        """Take no further step; returns at once, also in the loop's own thread."""
         self._stopping.set()
+
+    def stop(self) -> None:
+        self.halt()
         self._thread.join(timeout=10)
 
     def post(self, order: Callable[[], None]) -> None:
@@ -104,14 +109,19 @@ class StepLoop:
 
     # -- orders (called in the loop's thread) -----------------------------------------------------------------------
     def admit(self, admission: Admission) -> None:
+        """Take a sequence in, in place of what is left of an earlier lease of it; a late word of an old lease is nothing."""
         held = admission.held
-        if admission.answer.finished is not None:  # its last commit was made, its end was not
-            self._ledger.add(held, admission.kv_len)
-            self._ledger.finish(held.key, admission.answer.payload(admission.answer.finished, exact=held.exact))
+        current = self._ledger.get(held.key)
+        if current is not None and current.token >= held.token:
             return
+        self._let_go(held.key)
         self._ledger.add(held, admission.kv_len)
+        over = self._is_over(admission)
+        if over is not None:
+            self._ledger.finish(held.key, admission.answer.payload(over, exact=held.exact))
+            return
         self._running[held.key] = _Running(
-            admission.answer, time.monotonic(), admission.kv_len, admission.restore_ms, admission.interrupted
+            held, admission.answer, time.monotonic(), admission.kv_len, admission.restore_ms, admission.interrupted
         )
         request = EngineRequest(held.key, held.spec.prompt_token_ids, held.spec.params)
         resume = ResumeState(tuple(held.tokens), admission.kv_len, admission.kv) if admission.interrupted else None
@@ -120,11 +130,22 @@ class StepLoop:
         except RequestError as error:
             self._end(held.key, admission.answer.error("invalid_request_error", str(error)))
 
-    def drop(self, key: RequestKey) -> None:
-        """Forget a sequence that is not ours any more."""
+    def _is_over(self, admission: Admission) -> str | None:
+        """Why a sequence has all its tokens already, if it has: their owner died before it could say so."""
+        held = admission.held
+        full = bool(held.tokens) and held.total >= self._engine.capacity.max_model_len
+        return admission.answer.finished or ("length" if full else None)
+
+    def drop(self, key: RequestKey, token: FencingToken) -> None:
+        """Forget a sequence that is not ours any more under `token`; it may be ours again under a later one."""
+        running = self._running.get(key)
+        if running is not None and running.held.token == token:
+            self._let_go(key)
+        self._ledger.drop(key, token)
+
+    def _let_go(self, key: RequestKey) -> None:
         self._engine.abort(key)
         self._running.pop(key, None)
-        self._ledger.drop(key)
 
     def freeze(self, key: RequestKey) -> Held | None:
         """Stop a sequence after the step just done, its last slots exported; the ledger flushes what is on its way."""
@@ -132,8 +153,7 @@ class StepLoop:
         if held is None:
             return None
         self._export(max(self._kv.room(), held.total), only=key)
-        self._engine.abort(key)
-        self._running.pop(key, None)
+        self._let_go(key)
         return held
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -183,11 +203,12 @@ class StepLoop:
             return
         if running.report_due:
             self._report_resume(token.key, running)
-        held = self._ledger.append(token.key, token.token_id)
         stopped = running.answer.push(token.token_id)
         reason = "stop" if stopped else token.finish_reason
-        if held is not None and reason is not None:
-            self._end(token.key, running.answer.payload(reason, exact=held.exact))
+        finish = running.answer.payload(reason, exact=running.held.exact) if reason is not None else None
+        self._ledger.append(token.key, token.token_id, finish)
+        if finish is not None:
+            self._let_go(token.key)
 
     def _report_resume(self, key: RequestKey, running: _Running) -> None:
         running.report_due = False
@@ -200,8 +221,7 @@ class StepLoop:
 
     def _end(self, key: RequestKey, finish: Finish) -> None:
         self._ledger.finish(key, finish)
-        self._engine.abort(key)
-        self._running.pop(key, None)
+        self._let_go(key)
 
     def _export(self, max_slots: int, only: RequestKey | None = None) -> None:
         batch = []

@@ -5,11 +5,13 @@ The actor is a thin shell around this class; tests and benchmarks run it directl
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from context_daemon.client import ContextClient, NotOwner
 from context_daemon.observability import get_logger
@@ -34,6 +36,9 @@ from worker.metrics import HANDED_OVER
 log = get_logger()
 
 _KV_RANGE_BYTES = 16 << 20  # one write; several go in one message
+_RETRY_S = 0.1
+_SETTLE_S = 2.0  # a dying worker waits so long for commits on their way
+_LAST_WORDS_S = 5.0  # and tries so long to hand back what it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ class WorkerRuntime:
         self._notice: Notice | None = None
         self._targets: dict[RequestKey, str] = {}
         self._stopping = threading.Event()
+        self._dying = threading.Lock()  # taken once, never given back
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -113,9 +119,9 @@ class WorkerRuntime:
         """Take over leased requests. Idempotent: what is held or on its way is left alone."""
         for lease in leases:
             with self._admitting_lock:
-                held = self._ledger.get(lease.key)
-                if self._admitting.get(lease.key) == lease or (held is not None and held.token == lease.token):
-                    continue
+                known = (self._ledger.get(lease.key), self._admitting.get(lease.key))
+                if any(item is not None and item.token >= lease.token for item in known):
+                    continue  # the same word again, or a late one of an older lease
                 self._admitting[lease.key] = lease
             self._admissions.submit(self._restore, lease)
 
@@ -164,10 +170,10 @@ class WorkerRuntime:
     def _on_outcome(self, outcome: Outcome) -> None:
         for key in outcome.fenced:
             log.info("fenced", request=str(key), effect="another owner has it; dropped here")
-            self._loop.post(lambda key=key: self._loop.drop(key))  # type: ignore[misc]
         for key, length in outcome.diverged:
             log.error("diverged", request=str(key), length=length, effect="the store keeps its tokens; dropped here")
-            self._loop.post(lambda key=key: self._loop.drop(key))  # type: ignore[misc]
+        for held in outcome.dropped:
+            self._loop.post(partial(self._loop.drop, held.key, held.token))
 
     # -- heartbeat --------------------------------------------------------------------------------------------------
     def status(self) -> WorkerStatus:
@@ -220,6 +226,8 @@ class WorkerRuntime:
             event = "notice_seen" if notice else "notice_withdrawn"
             log.warning(event, kind=notice.kind if notice else "", deadline=notice.deadline if notice else 0)
         self._notice = notice
+        if notice is None:
+            self._targets = {}  # by the next notice they may be gone themselves
 
     def _terminating(self) -> Notice | None:
         return self._notice
@@ -251,8 +259,8 @@ class WorkerRuntime:
         try:
             # Half of what is left is for the flush; a KV store that does not answer must not cost us the cut-over.
             patience = max(0.2, (notice.deadline - self._clock()) / 2)
-            flushed = self._ledger.wait_flushed(held.key, patience)
-            lease = self._move(held, self._targets.get(held.key, ""), InterruptionCause.NOTICE, notice.deadline)
+            flushed = self._flush(held, time.monotonic() + patience)
+            lease = self._move(held, self._targets.get(held.key, ""), InterruptionCause.NOTICE, math.inf)
             HANDED_OVER.labels("worker" if lease and lease.worker_id else "queue").inc()
             log.info(
                 "handed_over",
@@ -263,33 +271,71 @@ class WorkerRuntime:
                 flushed=flushed,
             )
             if lease is not None and lease.worker_id:
-                self._notify(lease)
+                self._tell(lease)
         except Exception as error:  # noqa: BLE001 - a thread pool would swallow it
             self._crashed(error)
 
-    def _move(self, held: Held, target: str, cause: InterruptionCause, deadline: float) -> Lease | None:
-        """One script moves the lease. Retried until the deadline: it is idempotent."""
-        while True:
+    def _tell(self, lease: Lease) -> None:
+        """The lease has moved whether or not its new owner hears of it now: the router says it again."""
+        try:
+            self._notify(lease)
+        except Exception as error:  # noqa: BLE001 - the next owner's trouble must not end what is still held here
+            log.warning("target_not_told", worker=lease.worker_id, request=str(lease.key), error=repr(error))
+
+    def _flush(self, held: Held, until: float) -> bool:
+        """Wait until all of a frozen sequence is acknowledged; in short waits, so that `stop` is heard."""
+        while self._ledger.holds(held) and not self._stopping.is_set():
+            left = until - time.monotonic()
+            if self._ledger.wait_flushed(held.key, max(0.0, min(left, 2 * _RETRY_S))):
+                return True
+            if left <= 0:
+                break
+        return False
+
+    def _move(self, held: Held, target: str, cause: InterruptionCause, until: float) -> Lease | None:
+        """One script moves the lease; it is idempotent, and retried until `until` while the sequence is ours.
+
+        A refusal with a commit still on its way proves nothing: the store may have its tokens already. With none on its
+        way it says that somebody else is the owner now.
+        """
+        while self._ledger.holds(held) and not self._stopping.is_set():
+            length, settled = held.acked, held.uncommitted == 0
             try:
                 watermark = self._ledger.watermark(held)
-                lease = self._client.handover(held.key, held.token, held.acked, watermark, target, cause)
-                self._ledger.drop(held.key)
-                return lease
-            except StoreUnavailable:
-                if self._clock() > deadline:
-                    self._ledger.drop(held.key)
-                    return None
-                time.sleep(0.1)
+                lease = self._client.handover(held.key, held.token, length, watermark, target, cause)
+                if lease is not None or (settled and held.acked == length):
+                    self._ledger.drop(held.key, held.token)
+                    return lease
+            except StoreUnavailable as error:
+                log.warning("handover_postponed", request=str(held.key), error=str(error))
+            if time.monotonic() > until:
+                break
+            self._stopping.wait(_RETRY_S)
+        return None
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def _crashed(self, error: BaseException) -> None:
+        """Hand back what is held, then die; whoever comes second with another error leaves it at that."""
+        if not self._dying.acquire(blocking=False):
+            return
         suspects = set(error.suspects) if isinstance(error, EngineFault) else set()
         log.error("worker_fatal", error=repr(error), suspects=[str(key) for key in suspects], exc_info=error)
-        for held in self._ledger.all():
+        try:
+            self._loop.halt()
+            self._ledger.wait_settled(_SETTLE_S)
+            self._hand_back(suspects)
+        except Exception as failure:  # noqa: BLE001 - whatever else breaks now, the process must go
+            log.error("not_handed_back", error=repr(failure))
+        finally:
+            self._stopping.set()
+            self._die(repr(error))
+
+    def _hand_back(self, suspects: set[RequestKey]) -> None:
+        """Suspects first: nobody else can say that they are. The rest is found by the router, too, when this worker is
+        dead."""
+        until = time.monotonic() + _LAST_WORDS_S
+        for held in sorted(self._ledger.all(), key=lambda item: item.key not in suspects):
             blamed = held.key in suspects
             cause = InterruptionCause.ENGINE_FAULT if blamed else InterruptionCause.WORKER_DIED
-            try:
-                self._client.handover(held.key, held.token, held.acked, self._ledger.watermark(held), "", cause)
-            except (StoreUnavailable, NotOwner) as failure:
-                log.warning("not_handed_back", request=str(held.key), error=str(failure))
-        self._die(repr(error))
+            if time.monotonic() > until or self._move(held, "", cause, until) is None:
+                log.warning("not_handed_back", request=str(held.key), blamed=blamed)

@@ -79,7 +79,7 @@ class Router:
         self._beats = BeatWatch(options.silence_s)
         self._server_id = ""
         self._away = False
-        self._sent_targets: dict[str, dict[RequestKey, str]] = {}
+        self._sent_targets: dict[str, tuple[float, dict[RequestKey, str]]] = {}  # when and what, by worker
         self._owners: dict[RequestKey, str] = {}
         self._known_notices: set[str] = set()
         self.waiting_for: dict[str, str] = {}  # by job: why nothing of it can be placed
@@ -100,13 +100,16 @@ class Router:
         if not self._away:
             self._events.add("store_away", f"the durable store does not answer: {error}")
         self._away = True
+        self._start_over()  # before the first round after the outage judges anybody by it
 
     def _store_back(self) -> None:
         if self._away:
             self._events.add("store_back", "the durable store answers again; every lease gets a full lease time")
-            self._observer.start_over()
-            self._beats.start_over()
         self._away = False
+
+    def _start_over(self) -> None:
+        self._observer.start_over()
+        self._beats.start_over()
 
     async def tick(self, term: int) -> None:
         await self._watch_server()
@@ -129,8 +132,7 @@ class Router:
         server_id = await self._store.server_id()
         if self._server_id and server_id != self._server_id:
             self._events.add("store_restarted", "the durable store was restarted; every lease gets a full lease time")
-            self._observer.start_over()
-            self._beats.start_over()
+            self._start_over()
         self._server_id = server_id
 
     async def _look(self) -> _Round:
@@ -273,20 +275,32 @@ class Router:
     # -- drains -----------------------------------------------------------------------------------------------------
     def _direct_drains(self, world: _Round, views: dict[str, placement.WorkerView]) -> None:
         """Tell each draining worker where its sequences should go, as things stand now."""
+        self._sent_targets = {
+            worker_id: sent
+            for worker_id, sent in self._sent_targets.items()
+            if worker_id in world.workers and world.workers[worker_id].draining
+        }
         for worker in world.workers.values():
             if not worker.draining or worker.worker_id not in self._gateway.reachable():
                 continue
             leaving = [
-                _as_ready(lease)
+                _as_ready(lease, self._wall())
                 for leases in world.leased.values()
                 for lease in leases
                 if lease.worker_id == worker.worker_id
             ]
             others = [view for view in views.values() if view.worker_id != worker.worker_id]
             targets = placement.drain_targets(leaving, others, self._wall(), self._options.placement)
-            if leaving and targets != self._sent_targets.get(worker.worker_id):
-                self._gateway.set_targets(worker.worker_id, targets)
-                self._sent_targets[worker.worker_id] = targets
+            if leaving:
+                self._send_targets(worker.worker_id, targets)
+
+    def _send_targets(self, worker_id: str, targets: dict[RequestKey, str]) -> None:
+        """Told when they change, and again at intervals: a call may be lost."""
+        now = self._clock()
+        at, last = self._sent_targets.get(worker_id, (0.0, None))
+        if targets != last or now - at >= self._options.claim_s:
+            self._gateway.set_targets(worker_id, targets)
+            self._sent_targets[worker_id] = (now, targets)
 
     def _tell_what_changed(self, world: _Round) -> None:
         """Events for what others did: notices raised, leases handed over by their owners."""
@@ -303,7 +317,9 @@ class Router:
         self._owners = owners
 
 
-def _as_ready(lease: LeasedRequest) -> ReadyRequest:
+def _as_ready(lease: LeasedRequest, now: float) -> ReadyRequest:
+    """As if it had just come to the queue: a drain is no reason to leave the numerics class, or to run beside others
+    while suspected."""
     return ReadyRequest(
         key=lease.key,
         epoch=lease.token.epoch,
@@ -311,8 +327,8 @@ def _as_ready(lease: LeasedRequest) -> ReadyRequest:
         tokens=lease.tokens,
         max_tokens=lease.max_tokens,
         numerics_class=lease.numerics_class,
-        attempts=0,
+        attempts=lease.attempts,
         interruptions=0,
-        ready_since=lease.leased_at,
+        ready_since=now,
         avoid_worker=lease.worker_id,
     )

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from worker.engine.kv_pool import KVPool
 
-BLOCK = 128
+BLOCK = 64
 IMPLEMENTATION = "tideover_paged"
 
 
@@ -56,7 +56,7 @@ class PagedStep:
 
     def update(self, key: Tensor, value: Tensor, layer: int, **_: Any) -> tuple[Tensor, Tensor]:
         rows = self.slots.shape[0]
-        self.pool.write(layer, self.slots, key[0, :, :rows].transpose(0, 1), value[0, :, :rows].transpose(0, 1))
+        self.pool.write(layer, self.slots, key[0, :, :rows], value[0, :, :rows])
         return key, value
 
     def get_seq_length(self, *_: Any) -> int:
@@ -87,7 +87,7 @@ def paged_attention(
 
 
 def _attend(query: Tensor, pool: KVPool, layer: int, group: Group, scaling: float) -> Tensor:
-    keys, values = pool.gather(layer, group.pages, BLOCK)  # [blocks or pairs, BLOCK, kv_heads, dim]
+    keys, values = pool.gather(layer, group.pages, BLOCK)  # [kv_heads, blocks or pairs, BLOCK, dim]
     scores = _scores(query * scaling, keys, group).add_(group.mask)
     peak = _reduce_max(scores.amax(-1), group, query.shape[1])
     weights = scores.sub_(_per_pair(peak, group).unsqueeze(-1)).exp_()
@@ -97,32 +97,31 @@ def _attend(query: Tensor, pool: KVPool, layer: int, group: Group, scaling: floa
 
 
 def _scores(query: Tensor, keys: Tensor, group: Group) -> Tensor:
-    kv_heads, _, heads, _ = query.shape
-    out = torch.empty(kv_heads, group.mask.shape[0], heads, BLOCK, dtype=query.dtype)
+    kv_heads, _, heads, dim = query.shape
+    pairs = group.mask.shape[0]
     if group.pair_row is not None:
-        query = query.index_select(1, group.pair_row)
-        for h in range(kv_heads):
-            torch.bmm(query[h], keys[:, :, h].transpose(1, 2), out=out[h])
-        return out
+        own = query.index_select(1, group.pair_row).view(kv_heads * pairs, heads, dim)
+        return torch.bmm(own, keys.reshape(-1, BLOCK, dim).transpose(1, 2)).view(kv_heads, pairs, heads, BLOCK)
+    out = torch.empty(kv_heads, pairs, heads, BLOCK, dtype=query.dtype)
     for block, seg in enumerate(group.segments):
         for h in range(kv_heads):
             rows = query[h, seg.first : seg.last]
-            shared = keys[block, :, h].t().expand(rows.shape[0], -1, -1)
+            shared = keys[h, block].t().expand(rows.shape[0], -1, -1)
             torch.bmm(rows, shared, out=out[h, seg.pair : seg.pair + rows.shape[0]])
     return out
 
 
 def _mix(weights: Tensor, values: Tensor, group: Group) -> Tensor:
     kv_heads, pairs, heads, _ = weights.shape
-    out = torch.empty(kv_heads, pairs, heads, values.shape[-1], dtype=weights.dtype)
+    dim = values.shape[-1]
     if group.pair_row is not None:
-        for h in range(kv_heads):
-            torch.bmm(weights[h], values[:, :, h], out=out[h])
-        return out
+        own = weights.view(kv_heads * pairs, heads, BLOCK)
+        return torch.bmm(own, values.reshape(-1, BLOCK, dim)).view(kv_heads, pairs, heads, dim)
+    out = torch.empty(kv_heads, pairs, heads, dim, dtype=weights.dtype)
     for block, seg in enumerate(group.segments):
         for h in range(kv_heads):
             part = slice(seg.pair, seg.pair + seg.last - seg.first)
-            torch.bmm(weights[h, part], values[block, :, h].expand(seg.last - seg.first, -1, -1), out=out[h, part])
+            torch.bmm(weights[h, part], values[h, block].expand(seg.last - seg.first, -1, -1), out=out[h, part])
     return out
 
 
