@@ -63,6 +63,7 @@ def commit(
 @_batch_option
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(min=2), default=32, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Engines take turns; medians.")
 @click.option("--peers", default="", help="Also measured, each alone in its process: transformers.")
 @_model_option
 @_threads_option
@@ -71,6 +72,7 @@ def engine(
     batches: list[int],
     prompt_tokens: int,
     new_tokens: int,
+    rounds: int,
     peers: str,
     model: Path | None,
     threads: int | None,

@@ -34,9 +34,15 @@ class Timings:
 
 
 def run_engine_bench(
-    model: str, batches: Sequence[int], prompt_tokens: int, new_tokens: int, threads: int, peers: Sequence[str]
+    model: str,
+    batches: Sequence[int],
+    prompt_tokens: int,
+    new_tokens: int,
+    threads: int,
+    peers: Sequence[str],
+    rounds: int = 1,
 ) -> list[dict[str, Any]]:
-    """Rows for "tideover" and each peer at each batch size.
+    """Rows for "tideover" and each peer at each batch size: medians over `rounds`, in which the engines take turns.
 
     `decode_tok_s` is the batch over its median decode step: on a busy machine a mean tells more of the others.
     `floor_fraction` is the time that reading the weights once takes, at the read bandwidth measured in the same
@@ -47,12 +53,22 @@ def run_engine_bench(
         raise ValueError(f"unknown peer {', '.join(unknown)}: known are {', '.join(ENGINES)}")
     if min(batches) < 1 or prompt_tokens < 1 or new_tokens < 2 or threads < 1:
         raise ValueError("batches, prompt tokens and threads must be at least 1, new tokens at least 2")
-    rows: list[dict[str, Any]] = []
-    for engine in dict.fromkeys(("tideover", *peers)):
-        flags = {"engine": engine, "model": model, "batches": ",".join(map(str, batches))}
-        sizes = {"prompt-tokens": prompt_tokens, "new-tokens": new_tokens, "threads": threads}
-        rows += _run_child([f"--{name}={value}" for name, value in (flags | sizes).items()])
-    return rows
+    engines = tuple(dict.fromkeys(("tideover", *peers)))
+    measured: dict[str, list[list[dict[str, Any]]]] = {engine: [] for engine in engines}
+    for _ in range(rounds):
+        for engine in engines:
+            flags = {"engine": engine, "model": model, "batches": ",".join(map(str, batches))}
+            sizes = {"prompt-tokens": prompt_tokens, "new-tokens": new_tokens, "threads": threads}
+            measured[engine].append(_run_child([f"--{name}={value}" for name, value in (flags | sizes).items()]))
+    return [_median_row(rows) for engine in engines for rows in zip(*measured[engine], strict=True)]
+
+
+def _median_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One batch size of one engine over the rounds: the median of each figure that was measured."""
+    return {
+        name: statistics.median(row[name] for row in rows) if isinstance(value, float) else value
+        for name, value in rows[0].items()
+    }
 
 
 def _run_child(flags: list[str]) -> list[dict[str, Any]]:
