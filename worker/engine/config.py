@@ -96,8 +96,8 @@ def _check_flags(config: EngineConfig) -> None:
             f"max_num_batched_tokens {config.max_num_batched_tokens} is less than max_num_seqs {config.max_num_seqs}: "
             "every running sequence needs room for one token in each step"
         )
-    if 128 % config.page_size:
-        raise EngineConfigError(f"page_size {config.page_size} must divide 128, the attention's block of positions")
+    if 64 % config.page_size:
+        raise EngineConfigError(f"page_size {config.page_size} must divide 64, the attention's block of positions")
 
 
 def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
