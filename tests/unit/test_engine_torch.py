@@ -350,7 +350,7 @@ def test_too_little_memory_is_said_before_loading(folder: Path) -> None:
         ({"dtype": "bfloat16"}, "promised for float32 only"),
         ({"max_model_len": 4096}, "max_position_embeddings 512"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "less than max_num_seqs 64"),
-        ({"page_size": 24}, "must divide 128"),
+        ({"page_size": 24}, "must divide 64"),
         ({"kv_cache_memory_bytes": 10}, "holds no page"),
     ],
 )
