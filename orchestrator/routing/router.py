@@ -81,6 +81,7 @@ class Router:
         self._away = False
         self._sent_targets: dict[str, tuple[float, dict[RequestKey, str]]] = {}  # when and what, by worker
         self._owners: dict[RequestKey, str] = {}
+        self._announced: dict[str, int] = {}  # by job: the term it has been told of
         self._known_notices: set[str] = set()
         self.waiting_for: dict[str, str] = {}  # by job: why nothing of it can be placed
 
@@ -115,6 +116,7 @@ class Router:
         await self._watch_server()
         world = await self._look()
         self._tell_what_changed(world)
+        await self._announce(world, term)
         for job in world.jobs:
             await self._recover(job, world, term)
         views = self._views(world)
@@ -146,6 +148,13 @@ class Router:
             world.leased[job.job_id] = await self._store.leased_requests(job.job_id)
         LEASED.set(sum(map(len, world.leased.values())))
         return world
+
+    async def _announce(self, world: _Round, term: int) -> None:
+        """Make each job remember our term before we judge its owners: a router that we replaced may wake only now."""
+        for job in world.jobs:
+            if self._announced.get(job.job_id) != term:
+                await self._store.finish_job(job.job_id, term)  # changes nothing else while lines are open
+        self._announced = {job.job_id: term for job in world.jobs}
 
     # -- recovery ---------------------------------------------------------------------------------------------------
     async def _recover(self, job: JobRecord, world: _Round, term: int) -> None:

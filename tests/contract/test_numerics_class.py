@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from context_daemon.records import InterruptionCause, Lease, RequestKey
+from context_daemon.records import InterruptionCause, Lease, RequestKey, SamplingParams
 from context_daemon.redis_store import RedisStore
 from orchestrator.events import EventLog
 from orchestrator.routing.placement import PlacementPolicy
 from orchestrator.routing.router import Router, RouterOptions
 from tests.contract.worker_rig import PROMPTS, Rig, Worker, spec
 from tests.unit.tiny_model import write_tiny_model
+from worker.engine.config import EngineConfig
+from worker.engine.engine import TorchEngine
+from worker.engine.protocol import EngineRequest
 
 COUNT = len(PROMPTS)
 
@@ -74,6 +77,31 @@ def test_engines_whose_threads_differ_are_of_different_classes(rig: Rig) -> None
     assert one.engine.layout.fingerprint != two.engine.layout.fingerprint, "KV of one counts as absent for the other"
     rig.retire(one)
     rig.retire(two)
+
+
+def computed(rig: Rig, num_threads: int) -> tuple[str, bytes]:
+    """An engine's class, and what it computes: the KV bytes of a prefill in chunks and of 60 decode steps."""
+    config = EngineConfig(
+        model=str(rig.model), num_threads=num_threads, max_num_batched_tokens=32, max_num_seqs=4, num_pages=64
+    )
+    engine = TorchEngine.load(config)
+    key = RequestKey("bytes", 1)
+    engine.add(EngineRequest(key, tuple(range(90)), SamplingParams(seed=1, max_tokens=60, temperature=0.0)))
+    positions = 0
+    while engine.has_work():
+        positions = engine.step().kv_len.get(key, positions)
+    out = bytearray(positions * engine.layout.slot_bytes)
+    engine.export_slots(key, 0, positions, memoryview(out))
+    return engine.layout.numerics_class, bytes(out)
+
+
+def test_one_class_means_the_same_bytes(rig: Rig) -> None:
+    """What differs must be named differently, and what is named the same must not differ."""
+    runs = [computed(rig, threads) for threads in (1, 2, 1, 2)]
+    for name, kv in runs:
+        for other, other_kv in runs:
+            assert name != other or kv == other_kv
+    assert len({name for name, _ in runs}) == 2
 
 
 async def test_a_request_waits_for_its_class_and_crosses_only_when_that_is_gone(rig: Rig) -> None:

@@ -80,7 +80,7 @@ def test_an_answer_for_an_older_owner_changes_nothing() -> None:
     ledger = ledger_with(item)
     ledger.append(item.key, 1)
     sent = ledger.pending_commits()
-    ledger.drop(item.key)
+    ledger.drop(item.key, item.token)
     ledger.add(held(epoch=3), 0)
     outcome = ledger.acknowledge(sent, [CommitResult(item.key, CommitStatus.FENCED, 0)])
     assert outcome.fenced == [] and ledger.get(item.key) is not None
@@ -221,3 +221,50 @@ def test_back_pressure_is_measured_per_sequence() -> None:
         ledger.append(item.key, token)
     assert ledger.lag() == 5
     assert ledger.wait_below_lag(6, timeout=0) and not ledger.wait_below_lag(5, timeout=0)
+
+
+def test_the_last_token_and_the_end_go_in_one_commit() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.append(item.key, 1, Finish(True, b"{}"))
+    (commit,) = ledger.pending_commits()
+    assert commit.tokens == (1,) and commit.finish == Finish(True, b"{}")
+
+
+def test_the_end_of_a_sequence_that_was_fenced_meanwhile_is_nothing() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.drop(item.key, item.token)
+    ledger.finish(item.key, Finish(True, b"{}"))
+    assert ledger.append(item.key, 1, Finish(True, b"{}")) is None
+
+
+def test_dropping_an_older_lease_leaves_the_newer_one() -> None:
+    old, new = held(epoch=1), held(epoch=3)
+    ledger = ledger_with(old)
+    ledger.add(new, 0)
+    ledger.drop(old.key, old.token)
+    assert ledger.holds(new) and not ledger.holds(old)
+
+
+def test_a_frozen_sequence_is_exported_by_name_only_and_its_failed_writes_go_again_as_they_are() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 20})
+    under_way = ledger.take_kv(10)
+    ledger.freeze(item.key)
+    (rest,) = ledger.take_kv(100, item.key)
+    assert ledger.kv_failed(under_way) == set(under_way)
+    assert ledger.take_kv(100) == [], "the engine has let go of it"
+    ledger.kv_written([*under_way, rest])
+    assert item.kv_acked == 20 and ledger.wait_flushed(item.key, 0)
+
+
+def test_a_frozen_sequence_waits_for_no_kv_that_cannot_come_back() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 20})
+    ledger.freeze(item.key)
+    assert not ledger.wait_flushed(item.key, 0)
+    ledger.kv_lost()
+    assert ledger.wait_flushed(item.key, 0) and ledger.watermark(item) is None
