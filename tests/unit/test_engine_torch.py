@@ -271,7 +271,7 @@ def test_a_contradictory_resume_state_is_refused(folder: Path) -> None:
 def test_a_broken_step_names_its_suspects(folder: Path) -> None:
     engine = load(folder)
     engine.add(EngineRequest(RequestKey("j", 4), prompts()[1], greedy(4)))
-    engine.model.lm_head.weight = None
+    engine._runner.decoder.head._weight = None  # type: ignore[assignment]
     with pytest.raises(EngineFault, match="a step over 1 sequences failed") as caught:
         engine.step()
     assert caught.value.suspects == (RequestKey("j", 4),)

@@ -141,7 +141,7 @@ def _bench_tideover(args: argparse.Namespace) -> tuple[Callable[[int], Timings],
             batch_invariant=not args.batch_variant,
         )
     )
-    return lambda batch: _time_tideover(engine, batch, args), decode_weight_bytes(engine.model)
+    return lambda batch: _time_tideover(engine, batch, args), engine.step_bytes
 
 
 def _time_tideover(engine: Any, batch: int, args: argparse.Namespace) -> Timings:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from context_daemon.records import KVLayout, RequestKey
 from worker.engine import admission, numerics
+from worker.engine.attention import BLOCK
 from worker.engine.config import EngineConfig, EnginePlan, plan_engine
 from worker.engine.groups import order_chunks
-from worker.engine.model import kernels_name
 from worker.engine.protocol import Capacity, EngineFault, EngineRequest, NewToken, ResumeState, StepOutput
 from worker.engine.runner import Logits, ModelRunner
 from worker.engine.sampler import sample
@@ -43,7 +42,7 @@ class TorchEngine:
         if plan.num_threads is not None:
             torch.set_num_threads(plan.num_threads)
         runner = ModelRunner(plan)
-        kernels = kernels_name(plan.batch_invariant)
+        kernels = f"{runner.decoder.kernel.name}-attn{BLOCK}"
         layout = KVLayout(
             model_fingerprint=numerics.model_fingerprint(Path(plan.spec.path), plan.spec.weight_files),
             numerics_class=numerics.numerics_class(plan, torch.get_num_threads(), kernels),
@@ -60,9 +59,9 @@ class TorchEngine:
         return self._plan
 
     @property
-    def model(self) -> Any:
-        """The transformers module that runs; for measurements."""
-        return self._runner.model
+    def step_bytes(self) -> int:
+        """Bytes of weights that one decode step must read; for measurements."""
+        return self._runner.decoder.step_bytes
 
     @property
     def layout(self) -> KVLayout:

@@ -8,7 +8,7 @@ from torch import Tensor
 from worker.engine.attention import BLOCK, Group, Segment
 from worker.engine.scheduler import Chunk
 
-_DECODE_PAIRS = 96  # (row, block) pairs gathered at a time: about what stays in the last-level cache
+_DECODE_PAIRS = 192  # (row, block) pairs gathered at a time: about what stays in the last-level cache
 _PREFILL_ROWS = 128
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,7 +11,7 @@ from worker.engine.attention import PagedStep
 from worker.engine.config import EnginePlan
 from worker.engine.groups import build_groups
 from worker.engine.kv_pool import KVPool
-from worker.engine.model import load_model, padded
+from worker.engine.model import load_decoder
 from worker.engine.scheduler import Chunk, Schedule
 from worker.engine.sequence import Sequence
 
@@ -23,7 +21,7 @@ Logits = npt.NDArray[np.float32]
 class ModelRunner:
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
-        self.model: Any = load_model(plan)
+        self.decoder = load_decoder(plan)
         self.pool = KVPool(plan, getattr(torch, plan.dtype))
 
     @torch.inference_mode()
@@ -47,17 +45,11 @@ class ModelRunner:
         ids = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.length]]
         positions = [p for c in chunks for p in range(c.start, c.start + c.length)]
         slots = [s for c in chunks for s in self.slots(c.sequence, c.start, c.start + c.length)]
-        fill = [0] * (padded(len(ids), self._plan.batch_invariant) - len(ids))
+        fill = [0] * (self.decoder.kernel.padded(len(ids)) - len(ids))
         groups = build_groups(chunks, self._plan.page_size, self.pool.zero_page)
         step = PagedStep(self.pool, torch.tensor(slots), groups)
-        output = self.model.model(
-            input_ids=torch.tensor([ids + fill]),
-            position_ids=torch.tensor([positions + fill]),
-            cache=step,
-            use_cache=True,
-            step=step,
-        )
-        return self._logits(output.last_hidden_state[0], chunks)
+        hidden = self.decoder.forward(torch.tensor(ids + fill), torch.tensor(positions + fill), step)
+        return self._logits(hidden, chunks)
 
     def _logits(self, hidden: Tensor, chunks: list[Chunk]) -> Logits:
         """Only for rows that sample: the head is a fifth of a small model's work."""
@@ -65,7 +57,7 @@ class ModelRunner:
         rows = [int(end) for end, c in zip(ends, chunks, strict=True) if c.samples]
         if not rows:
             return np.empty((0, self._plan.spec.vocab_size), dtype=np.float32)
-        fill = rows[:1] * (padded(len(rows), self._plan.batch_invariant) - len(rows))
-        logits: Tensor = self.model.lm_head(hidden.index_select(0, torch.tensor(rows + fill)))
+        fill = rows[:1] * (self.decoder.kernel.padded(len(rows)) - len(rows))
+        logits = self.decoder.head(hidden.index_select(0, torch.tensor(rows + fill)))
         result: Logits = logits[: len(rows)].float().numpy()
         return result
