@@ -157,9 +157,9 @@ def test_a_hand_over_meets_a_commit_whose_reply_was_lost(
     source.runtime.set_targets(dict.fromkeys(keys("lost", COUNT), target.name))
     commits = Commits(source)
     commits.lose_replies_until = time.monotonic() + 1.0  # the store has tokens that the worker does not know it has
+    until(lambda: commits.lost, "a reply to be lost")
     with NoticeTo(rig, 0.1, source):
         drained(source)
-        assert commits.lost
         assert len(source.notified) == COUNT, "each was moved, none left to run out"
         target.runtime.admit(source.notified)
         assert compare(reference, rig.results("lost", COUNT)).ok
