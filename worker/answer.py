@@ -37,6 +37,8 @@ class Answer:
         self._spec = spec
         self._text = Detokenizer(builder.tokenizer)
         self._stop = StopChecker(spec.params.stop)
+        eos = () if spec.params.ignore_eos else builder.eos_token_ids
+        self._stop_tokens = frozenset((*spec.params.stop_token_ids, *eos))
         self._count = 0
         self._last = -1
 
@@ -44,7 +46,7 @@ class Answer:
         """Take a token in; True if a stop string is complete. A stop token counts, but is no part of the text."""
         self._count += 1
         self._last = token_id
-        if token_id in self._spec.params.stop_token_ids:
+        if token_id in self._stop_tokens:
             return False
         new = self._text.push(token_id)
         return self._stop.look(self._text.text, len(new))
@@ -52,11 +54,9 @@ class Answer:
     @property
     def finished(self) -> str | None:
         """The finish reason that the tokens alone show, if they do: their owner died before it could say so."""
-        params = self._spec.params
-        stops = params.stop_token_ids + (() if params.ignore_eos else self._builder.eos_token_ids)
-        if self._stop.cut is not None or self._last in stops:
+        if self._stop.cut is not None or self._last in self._stop_tokens:
             return "stop"
-        return "length" if self._count >= params.max_tokens else None
+        return "length" if self._count >= self._spec.params.max_tokens else None
 
     def payload(self, finish_reason: str, *, exact: bool) -> Finish:
         """The good line. Text ends before the stop string, if one was found."""

@@ -122,3 +122,25 @@ def test_an_error_line_carries_the_custom_id_and_the_reason() -> None:
     line = json.loads(finish.payload)
     assert not finish.ok and line["custom_id"] == "c1" and line["response"] is None
     assert line["error"] == {"code": "invalid_request_error", "message": "too long"}
+
+
+@pytest.mark.parametrize("by", ["stop_token_ids", "eos"])
+def test_a_stop_token_that_is_ordinary_text_is_counted_and_not_shown(by: str) -> None:
+    """As vLLM has it. The same token is shown where it does not stop: with ignore_eos the end of sequence is text."""
+    letter = ids("!")[0]
+    eos = (letter,) if by == "eos" else (END,)
+    made = AnswerBuilder(byte_tokenizer(), "m", LAYOUT, eos, clock=lambda: 1.0)
+    asked = spec(stop_token_ids=(letter,) if by == "stop_token_ids" else (), stop=("!",))
+    answer = made.start(KEY, asked, ids("hey!"))
+    assert answer.finished == "stop"
+    line = answer.payload("stop", exact=True).payload
+    assert choice(line) == ("hey", "stop")
+    assert json.loads(line)["response"]["body"]["usage"]["completion_tokens"] == 4
+    shown = made.start(KEY, spec(ignore_eos=True), ids("hey!")).payload("length", exact=True).payload
+    assert choice(shown) == ("hey!", "length")
+
+
+def test_a_stop_token_after_half_a_character_ends_it() -> None:
+    letter = ids("!")[0]
+    answer = builder().start(KEY, spec(stop_token_ids=(letter,)), [*ids("né")[:2], letter])
+    assert choice(answer.payload("stop", exact=True).payload) == ("n\ufffd", "stop")
