@@ -107,7 +107,7 @@ def test_a_stop_string_held_back_with_half_a_character_is_found_at_the_end() -> 
     tokenizer = merging_tokenizer()
     tokens = list(tokenizer.encode_prompt("xabé"))[:2]  # the answer ends by length within the character
     assert tokenizer.decode(tokens).startswith("xab") and len(tokens) == 2
-    answer = builder(tokenizer).start(KEY, spec(stop=("ab",), max_tokens=2), [])
+    answer = builder(tokenizer).start(KEY, spec(stop=("ab",), max_tokens=2, ignore_eos=True), [])
     assert [answer.push(token) for token in tokens] == [False, False]
     assert choice(answer.payload("length", exact=True).payload) == ("x", "stop")
 
