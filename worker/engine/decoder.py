@@ -57,7 +57,7 @@ class Decoder:
     def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, step: PagedStep, layer: int) -> Tensor:
         qkv = qkv.view(qkv.shape[0], -1, self.head_dim)
         _rotate(qkv[:, : self.num_heads + self.num_kv_heads], cos, sin)
-        step.pool.write(layer, step.slots, qkv[: step.slots.shape[0], self.num_heads :])
+        step.pool.write(layer, step.kv_rows, qkv[: step.rows, self.num_heads :])
         return paged_attention(qkv[:, : self.num_heads], step, layer)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

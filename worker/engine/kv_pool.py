@@ -9,49 +9,65 @@ from worker.engine.config import EnginePlan
 
 
 class KVPool:
-    """Storage `[layer][page][token][k|v][kv_head][head_dim]`: one layer's page is one piece, cheap to gather.
+    """Storage `[layer][k|v][kv_head][page][token][head_dim]`: what one head of a page needs is one piece.
 
     Outside, a slot is token-major, `[token][layer][k|v][kv_head][head_dim]` (KVLayout); `export` and `load` turn it.
     """
 
     def __init__(self, plan: EnginePlan, dtype: torch.dtype) -> None:
-        spec = plan.spec
-        self.num_kv_heads = spec.num_kv_heads
-        self.head_dim = spec.head_dim
-        self._width = 2 * spec.num_kv_heads * spec.head_dim
+        layers, heads, dim = plan.spec.num_layers, plan.spec.num_kv_heads, plan.spec.head_dim
+        self.num_kv_heads = heads
+        self.head_dim = dim
         # One page more than is handed out: block tables are filled up with it, and it stays zero.
         self.zero_page = plan.num_pages
-        self._data = torch.zeros(spec.num_layers, plan.num_pages + 1, plan.page_size * self._width, dtype=dtype)
+        pages, page = plan.num_pages + 1, plan.page_size * dim
+        self._slots = torch.zeros(layers, 2 * heads, pages * plan.page_size, dim, dtype=dtype)
+        self._pieces = self._slots.view(layers, 2 * heads * pages, page)
+        self._rows = self._slots.view(layers, -1, dim)
+        self._first_piece = torch.arange(2 * heads)[:, None] * pages
+        self._first_row = torch.arange(2 * heads) * (pages * plan.page_size)
         # Gathered pages go to one buffer: megabytes allocated anew for each layer cost more than their copy.
-        self._scratch = torch.empty(0, plan.page_size * self._width, dtype=dtype)
-        self._slots = self._data.view(spec.num_layers, -1, self._width)
+        self._scratch = torch.empty(0, page, dtype=dtype)
 
-    def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
-        """Put rows `[n, 2 * kv_heads, dim]`, keys before values, at `slots` (page * page_size + offset)."""
-        self._slots[layer].index_copy_(0, slots, kv.reshape(slots.shape[0], self._width))
+    def rows_of(self, slots: list[int]) -> Tensor:
+        """Where `write` puts a step's KV, for every layer; slots are page * page_size + offset."""
+        return (torch.tensor(slots)[:, None] + self._first_row).view(-1)
 
-    def gather(self, layer: int, pages: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of `pages` as `[blocks, block, kv_heads, dim]`, valid until the next call."""
-        if self._scratch.shape[0] < pages.shape[0]:
-            self._scratch = torch.empty(pages.shape[0], self._data.shape[-1], dtype=self._data.dtype)
-        out = self._scratch[: pages.shape[0]]
-        torch.index_select(self._data[layer], 0, pages, out=out)
-        keys, values = out.view(-1, block, 2, self.num_kv_heads, self.head_dim).unbind(2)
+    def pieces_of(self, pages: list[int]) -> Tensor:
+        """What `gather` takes, for every layer."""
+        return (self._first_piece + torch.tensor(pages)).view(-1)
+
+    def write(self, layer: int, rows: Tensor, kv: Tensor) -> None:
+        """Put `[n, 2 * kv_heads, dim]`, keys before values, at the `rows_of` n slots."""
+        self._rows[layer].index_copy_(0, rows, kv.reshape(-1, self.head_dim))
+
+    def gather(self, layer: int, pieces: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the pages as `[kv_heads, blocks, block, dim]`, valid until the next call."""
+        if self._scratch.shape[0] < pieces.shape[0]:
+            self._scratch = torch.empty(pieces.shape[0], self._scratch.shape[1], dtype=self._scratch.dtype)
+        out = self._scratch[: pieces.shape[0]]
+        torch.index_select(self._pieces[layer], 0, pieces, out=out)
+        keys, values = out.view(2, self.num_kv_heads, -1, block, self.head_dim)
         return keys, values
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that change hands: what a mask hides is still multiplied, by zero, and must be finite."""
+        by_page = self._pieces.view(self._slots.shape[0], self._slots.shape[1], -1, self._pieces.shape[-1])
         for page in pages:
-            self._data[:, page].zero_()
+            by_page[:, :, page].zero_()
 
     def export(self, slots: list[int], out: memoryview) -> None:
-        target = torch.frombuffer(out, dtype=self._data.dtype).view(len(slots), -1, self._width)
         first, count = slots[0], len(slots)
         if slots == list(range(first, first + count)):
-            target.copy_(self._slots[:, first : first + count].transpose(0, 1))
+            source = self._slots[:, :, first : first + count]
         else:
-            target.copy_(self._slots.index_select(1, torch.tensor(slots)).transpose(0, 1))
+            source = self._slots.index_select(2, torch.tensor(slots))
+        self._canonical(out, count).copy_(source.permute(2, 0, 1, 3))
 
     def load(self, slots: list[int], source: bytes | bytearray | memoryview) -> None:
-        data = torch.frombuffer(bytearray(source), dtype=self._data.dtype).view(len(slots), -1, self._width)
-        self._slots.index_copy_(1, torch.tensor(slots), data.transpose(0, 1).contiguous())
+        data = self._canonical(bytearray(source), len(slots)).permute(1, 2, 0, 3).contiguous()
+        self._slots.index_copy_(2, torch.tensor(slots), data)
+
+    def _canonical(self, buffer: bytearray | memoryview, count: int) -> Tensor:
+        layers, pairs, _, dim = self._slots.shape
+        return torch.frombuffer(buffer, dtype=self._slots.dtype).view(count, layers, pairs, dim)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.engine.attention import PagedStep
+from worker.engine.attention import PagedStep, shares_blocks
 from worker.engine.config import EnginePlan
 from worker.engine.groups import build_groups
 from worker.engine.kv_pool import KVPool
@@ -22,7 +22,9 @@ class ModelRunner:
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
         self.decoder = load_decoder(plan)
-        self.pool = KVPool(plan, getattr(torch, plan.dtype))
+        dtype = getattr(torch, plan.dtype)
+        self.pool = KVPool(plan, dtype)
+        self._shared = shares_blocks(plan.spec.num_heads, plan.spec.num_kv_heads, plan.spec.head_dim, dtype)
 
     @torch.inference_mode()
     def prepare(self, schedule: Schedule) -> None:
@@ -46,8 +48,8 @@ class ModelRunner:
         positions = [p for c in chunks for p in range(c.start, c.start + c.length)]
         slots = [s for c in chunks for s in self.slots(c.sequence, c.start, c.start + c.length)]
         fill = [0] * (self.decoder.kernel.padded(len(ids)) - len(ids))
-        groups = build_groups(chunks, self._plan.page_size, self.pool.zero_page)
-        step = PagedStep(self.pool, torch.tensor(slots), groups)
+        groups = build_groups(chunks, self._plan.page_size, self.pool)
+        step = PagedStep(self.pool, len(slots), self.pool.rows_of(slots), groups, self._shared)
         hidden = self.decoder.forward(torch.tensor(ids + fill), torch.tensor(positions + fill), step)
         return self._logits(hidden, chunks)
 
