@@ -115,13 +115,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServiceServicer):
         now = self._clock()
         progress.look(job, now)
         events = self._fleet.events_since(cursor)
+        workers = await self._fleet.workers()
+        running = sum(held[0] == job.job_id for worker in workers for held in worker.held)
         update = jobs_pb2.WatchJobResponse(
             job=messages.job(job),
-            workers=messages.workers(await self._fleet.workers()),
+            workers=messages.workers(workers),
             events=messages.events(events),
             tokens_per_s=progress.tokens_per_s(),
             elapsed_s=max(0.0, (job.finished_at or now) - job.started_at) if job.started_at else 0.0,
-            eta_s=progress.eta_s(job, now),
+            eta_s=progress.eta_s(job, running),
             waiting_for=self._jobs.waiting_for(job.job_id),
         )
         return update, events[-1].cursor if events else cursor
