@@ -54,6 +54,22 @@ def reference(rig: Rig, specs: list[RequestSpec]) -> list[bytes]:
     return lines
 
 
+@pytest.fixture(scope="module")
+def long(rig: Rig) -> list[RequestSpec]:
+    """Long enough that a drain of seconds, or an outage, falls into the middle of it on any machine."""
+    return [spec(line, prompt, rig.tokenizer, max_tokens=450) for line, prompt in enumerate(PROMPTS, 1)]
+
+
+@pytest.fixture(scope="module")
+def long_reference(rig: Rig, long: list[RequestSpec]) -> list[bytes]:
+    worker = rig.worker("long-reference", "n2")
+    rig.submit("long-reference", long)
+    rig.lease_all("long-reference", worker)
+    lines = rig.results("long-reference", COUNT)
+    rig.retire(worker)
+    return lines
+
+
 def started(rig: Rig, job_id: str, specs: list[RequestSpec], tokens: int, node: str = "n1", **engine: int) -> Worker:
     """A worker on `node` that has committed `tokens` tokens of a new job."""
     worker = rig.worker(f"a-{job_id}", node, **engine)
@@ -111,17 +127,17 @@ def withdraw(rig: Rig, notice: Notice) -> None:
 
 
 def test_a_notice_with_a_target_computes_nothing_again(
-    rig: Rig, specs: list[RequestSpec], reference: list[bytes]
+    rig: Rig, long: list[RequestSpec], long_reference: list[bytes]
 ) -> None:
-    source = started(rig, "notice", specs, 60, node="n1")
+    source = started(rig, "notice", long, 60, node="n1")
     target = rig.worker("b-notice", "n2")
     source.runtime.set_targets(dict.fromkeys(keys("notice", COUNT), target.name))
-    notice = raise_notice(rig, "n1", 1.3)
+    notice = raise_notice(rig, "n1", 2.5)
     until(lambda: source.runtime.status().state == "drained", "the drain")
     assert time.time() < notice.deadline, "handed over before the machine goes"
     moved = list(source.notified)
     target.runtime.admit(moved)
-    assert compare(reference, rig.results("notice", COUNT)).ok
+    assert compare(long_reference, rig.results("notice", COUNT)).ok
     rows = rig.interruptions("notice")
     assert {row.cause for row in rows} == {InterruptionCause.NOTICE} and len(rows) == len(moved)
     assert [row.recomputed_tokens for row in rows] == [0] * len(rows)
@@ -190,10 +206,9 @@ def test_a_durable_store_that_is_away_holds_the_engine_back_and_loses_nothing(
     assert worker.deaths == [] and rig.interruptions("durable") == []
 
 
-def test_a_kv_store_that_comes_back_empty_is_filled_again(rig: Rig) -> None:
-    long = [spec(line, prompt, rig.tokenizer, max_tokens=450) for line, prompt in enumerate(PROMPTS, 1)]
-    rig.submit("kv-reference", long)
-    rig.lease_all("kv-reference", rig.worker("kv-reference", "n2"))
+def test_a_kv_store_that_comes_back_empty_is_filled_again(
+    rig: Rig, long: list[RequestSpec], long_reference: list[bytes]
+) -> None:
     worker = started(rig, "kv", long, 60)
     rig.servers.kv.kill()
     rig.servers.kv.start()
@@ -203,7 +218,7 @@ def test_a_kv_store_that_comes_back_empty_is_filled_again(rig: Rig) -> None:
     rig.retire(worker)
     rig.requeue("kv")
     rig.lease_all("kv", rig.worker("b-kv", "n2"))
-    assert compare(rig.results("kv-reference", COUNT), rig.results("kv", COUNT)).ok
+    assert compare(long_reference, rig.results("kv", COUNT)).ok
     rows = rig.interruptions("kv")
     assert rows and holds_the_formula(rows)
     assert all(row.restored_positions for row in rows), "what was resident was written to the new server"
