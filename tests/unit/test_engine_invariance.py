@@ -14,6 +14,7 @@ import torch
 
 from context_daemon.records import RequestKey, SamplingParams
 from tests.unit.tiny_model import tiny_config, write_tiny_model
+from worker.engine import linear, runner
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import EngineRequest, ResumeState
@@ -177,6 +178,22 @@ def test_exported_kv_is_the_same_bytes_by_decode_and_by_prefill(folder: Path) ->
     decoded.engine.export_slots(request.key, 0, positions, memoryview(one))
     prefilled.engine.export_slots(request.key, 0, positions, memoryview(other))
     assert one == other
+
+
+def test_it_holds_without_packed_weights_and_shared_blocks_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another machine falls back to is another class: its bits need not be those of the fast way."""
+    fast = make(folder).engine.layout.numerics_class
+    monkeypatch.setattr(linear, "_has_onednn", lambda: False)
+    monkeypatch.setattr(runner, "shares_blocks", lambda *_: False)
+    rng = random.Random(2)
+    requests = [make_request(line, rng) for line in range(6)]
+    expected = alone(folder, requests)
+    assert expected.engine.layout.numerics_class != fast
+    crowd = make(folder, max_num_batched_tokens=rng.choice((50, 77)))
+    for request in requests:
+        crowd.engine.add(request)
+    crowd.drain()
+    same(crowd, expected)
 
 
 def test_variant_mode_is_another_numerics_class_and_really_varies(folder: Path) -> None:

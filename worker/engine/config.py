@@ -63,7 +63,7 @@ def plan_engine(config: EngineConfig, available_bytes: int) -> EnginePlan:
     spec = inspect_model_folder(Path(config.model))
     max_model_len = _max_model_len(config, spec)
     slot = spec.slot_elements * DTYPE_BYTES[config.dtype]
-    weights = spec.num_parameters * DTYPE_BYTES[config.dtype]
+    weights = _weight_elements(config, spec) * DTYPE_BYTES[config.dtype]
     num_pages = _num_pages(config, max_model_len, slot, available_bytes - weights)
     _check_memory(weights, num_pages * config.page_size * slot, available_bytes)
     return EnginePlan(
@@ -77,6 +77,12 @@ def plan_engine(config: EngineConfig, available_bytes: int) -> EnginePlan:
         num_threads=config.num_threads,
         batch_invariant=config.batch_invariant,
     )
+
+
+def _weight_elements(config: EngineConfig, spec: ModelSpec) -> int:
+    """In batch-invariant mode products have their own packed copy: a head cannot share the embedding's memory."""
+    copied = spec.vocab_size * spec.hidden_size if config.batch_invariant and spec.tied_head else 0
+    return spec.num_parameters + copied
 
 
 def _check_flags(config: EngineConfig) -> None:

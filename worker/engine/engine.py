@@ -9,7 +9,7 @@ import torch
 
 from context_daemon.records import KVLayout, RequestKey
 from worker.engine import admission, numerics
-from worker.engine.attention import BLOCK
+from worker.engine.attention import BLOCK, REVISION
 from worker.engine.config import EngineConfig, EnginePlan, plan_engine
 from worker.engine.groups import order_chunks
 from worker.engine.protocol import Capacity, EngineFault, EngineRequest, NewToken, ResumeState, StepOutput
@@ -42,7 +42,7 @@ class TorchEngine:
         if plan.num_threads is not None:
             torch.set_num_threads(plan.num_threads)
         runner = ModelRunner(plan)
-        kernels = f"{runner.decoder.kernel.name}-attn{BLOCK}"
+        kernels = f"{runner.decoder.kernel.name}-attn{BLOCK}-forward{REVISION}"
         layout = KVLayout(
             model_fingerprint=numerics.model_fingerprint(Path(plan.spec.path), plan.spec.weight_files),
             numerics_class=numerics.numerics_class(plan, torch.get_num_threads(), kernels),

@@ -38,6 +38,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     weight_files: tuple[str, ...]
     num_parameters: int
+    tied_head: bool
 
     @property
     def slot_elements(self) -> int:
@@ -71,6 +72,7 @@ def inspect_model_folder(path: Path) -> ModelSpec:
         eos_token_ids=_eos_token_ids(path, config),
         weight_files=tuple(str(f) for f in files),
         num_parameters=sum(_count_parameters(f) for f in files),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
     )
 
 
