@@ -35,7 +35,13 @@ class Cluster:
                 if seen.count("ready") >= count:
                     return
                 time.sleep(0.2)
-        raise TimeoutError(f"fewer than {count} workers ready after {timeout_s:.0f} s: {seen}")
+        raise TimeoutError(f"fewer than {count} workers ready after {timeout_s:.0f} s: {seen}\n{self._why()}")
+
+    def _why(self) -> str:
+        """The machines as the cloud sees them, and the orchestrator's last words."""
+        log = Path(self.running.state.log_dir) / "orchestrator.log"
+        last = log.read_text(errors="replace").splitlines()[-20:]
+        return "\n".join([str(self.running.nodes()), *(line[:400] for line in last)])
 
     def kill_process(self, name: str, *, restart_after_s: float = 0.0) -> None:
         body = {"signal": 9, "restart_after_s": restart_after_s}

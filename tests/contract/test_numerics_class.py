@@ -106,13 +106,14 @@ def test_one_class_means_the_same_bytes(rig: Rig) -> None:
 
 async def test_a_request_waits_for_its_class_and_crosses_only_when_that_is_gone(rig: Rig) -> None:
     specs = [spec(line, prompt, rig.tokenizer, max_tokens=400) for line, prompt in enumerate(PROMPTS, 1)]
-    first = rig.worker("first", "n1", num_threads=1)
+    # All are loaded before the job starts: it goes on while a model loads, and is short.
+    first, same = rig.worker("first", "n1", num_threads=1), rig.worker("same", "n2", num_threads=1)
+    other = rig.worker("other", "n2", num_threads=2)
     gateway = Gateway(first)
     await asyncio.to_thread(rig.submit, "cross", specs)
     await route(rig, gateway, 60.0, lambda: rig.tokens("cross") > 100)
 
     # Its own class is there: another class gets nothing, and the answers stay exact.
-    same, other = rig.worker("same", "n2", num_threads=1), rig.worker("other", "n2", num_threads=2)
     gateway.workers |= {"same": same, "other": other}
     gateway.bury(rig, "first")
     before = await asyncio.to_thread(rig.tokens, "cross")
