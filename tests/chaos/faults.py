@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from context_daemon.records import InterruptionCause
 from orchestrator.client import TideoverClient
@@ -15,27 +17,62 @@ from orchestrator.verify import Verdict, compare
 from protos import jobs_pb2
 
 PAGE = 16
+LASTS_S = 12.0
+SHORTEST_NOTICE_S = 2.5  # the drain keeps a second of it free
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPoint:
-    """At `progress` (share of the reference's output tokens committed) a worker is lost, with notice or without."""
+    """At `progress` (share of the reference's output tokens committed) a worker is lost, with notice or without.
+
+    `lead` is the notice's length as a share of what the job still needs undisturbed, so that a notice ends in the
+    middle of the work on any machine.
+    """
 
     seed: int
     progress: float
-    deadline_s: float | None
+    lead: float | None
 
-    @property
-    def name(self) -> str:
-        how = f"notice of {self.deadline_s:.1f} s" if self.deadline_s else "no notice"
-        return f"seed {self.seed}: {how} at {self.progress:.0%}"
+    def notice_s(self, undisturbed_s: float) -> float | None:
+        left = (1 - self.progress) * undisturbed_s
+        return None if self.lead is None else max(SHORTEST_NOTICE_S, self.lead * left)
 
 
 def draw(seed: int) -> FaultPoint:
     """The same seed gives the same point. Half of them are with notice, so that both paths are always met."""
     rng = random.Random(seed)
-    progress = rng.uniform(0.02, 0.7)
-    return FaultPoint(seed, progress, rng.uniform(4.0, 8.0) if seed % 2 else None)
+    if seed % 2:
+        return FaultPoint(seed, rng.uniform(0.02, 0.5), rng.uniform(0.2, 0.5))
+    return FaultPoint(seed, rng.uniform(0.02, 0.7), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The undisturbed run of the job that the faults fall into."""
+
+    file: Path
+    lines: Sequence[bytes]
+    tokens: int
+    seconds: float
+
+
+def undisturbed(client: TideoverClient, file: Path, folder: Path) -> Reference:
+    """The job's undisturbed run, with its answers made longer until it lasts: a fault must meet work in its middle."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for factor in (1, 2, 4, 8, 16):
+        longer = folder / f"{file.stem}-{factor}.jsonl"
+        longer.write_text("".join(json.dumps(_longer(line, factor)) + "\n" for line in lines))
+        begin = time.monotonic()
+        job_id, answers = run_job(client, longer, f"reference-{factor}")
+        seconds = time.monotonic() - begin
+        if seconds >= LASTS_S:
+            break
+    return Reference(longer, answers, client.get_job(job_id).output_tokens, seconds)
+
+
+def _longer(line: dict[str, Any], factor: int) -> dict[str, Any]:
+    body = line["body"]
+    return {**line, "body": {**body, "max_tokens": body["max_tokens"] * factor}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +96,17 @@ def wait_results(client: TideoverClient, job_id: str) -> list[bytes]:
     return [line.payload for line in client.stream_results(job_id, follow=True)]
 
 
-def run_with_fault(
-    client: TideoverClient, file: Path, point: FaultPoint, reference: Sequence[bytes], reference_tokens: int
-) -> Outcome:
-    job = client.create_job(file, request_id=f"fault-{point.seed}-{time.time_ns()}")
-    _wait_progress(client, job.job_id, int(point.progress * reference_tokens))
+def run_with_fault(client: TideoverClient, point: FaultPoint, reference: Reference) -> Outcome:
+    job = client.create_job(reference.file, request_id=f"fault-{point.seed}-{time.time_ns()}")
+    _wait_progress(client, job.job_id, int(point.progress * reference.tokens))
     worker_id = _busiest_worker(client)
-    if point.deadline_s is None:
+    notice_s = point.notice_s(reference.seconds)
+    if notice_s is None:
         client.kill(worker_id)
     else:
-        client.preempt(worker_id, point.deadline_s)
+        client.preempt(worker_id, notice_s)
     results = wait_results(client, job.job_id)
-    return _outcome(client, job.job_id, point, compare(reference, results))
+    return _outcome(client, job.job_id, point, compare(reference.lines, results))
 
 
 def _wait_progress(client: TideoverClient, job_id: str, tokens: int) -> None:
@@ -122,10 +158,10 @@ def check(outcome: Outcome) -> list[str]:
     if outcome.interrupted == 0:
         broken.append("the fault interrupted nothing: it proves nothing")
     noticed = InterruptionCause.NOTICE.value in outcome.causes
-    if outcome.point.deadline_s is not None and not noticed:
+    if outcome.point.lead is not None and not noticed:
         broken.append(f"a notice led to {outcome.causes}, not to a hand-over")
-    if outcome.point.deadline_s is not None and any(outcome.recomputed):
+    if outcome.point.lead is not None and any(outcome.recomputed):
         broken.append(f"recomputed {outcome.recomputed} tokens after a notice that left time")
-    if outcome.point.deadline_s is None and outcome.recomputed and max(outcome.recomputed) >= PAGE:
+    if outcome.point.lead is None and outcome.recomputed and max(outcome.recomputed) >= PAGE:
         broken.append(f"recomputed {max(outcome.recomputed)} tokens, a page or more, with a healthy KV store")
     return broken

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.client import TideoverClient
 from tests.chaos.cluster import Cluster, running_cluster
-from tests.chaos.faults import check, draw, run_job, run_with_fault
+from tests.chaos.faults import Reference, check, draw, run_with_fault, undisturbed
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(3000)]
 
@@ -25,17 +25,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def reference(cluster: Cluster) -> tuple[list[bytes], int]:
-    """The undisturbed run's lines and how many tokens it committed."""
-    client = TideoverClient(cluster.address)
-    job_id, lines = run_job(client, JOB, "reference")
-    return lines, client.get_job(job_id).output_tokens
+def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return undisturbed(TideoverClient(cluster.address), JOB, tmp_path_factory.mktemp("faults"))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_answers_survive_a_fault_to_the_byte(cluster: Cluster, reference: tuple[list[bytes], int], seed: int) -> None:
-    lines, tokens = reference
+def test_answers_survive_a_fault_to_the_byte(cluster: Cluster, reference: Reference, seed: int) -> None:
     cluster.wait_workers(2)
-    outcome = run_with_fault(TideoverClient(cluster.address), JOB, draw(seed), lines, tokens)
+    outcome = run_with_fault(TideoverClient(cluster.address), draw(seed), reference)
     print(outcome)
     assert check(outcome) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,13 @@ from context_daemon.records import (
     TokenCommit,
 )
 from orchestrator.verify import compare
-from tests.contract.worker_rig import PROMPTS, Gate, Rig, Worker, keys, spec, until
+from tests.contract.worker_rig import PROMPTS, Gate, PacedEngine, Rig, Worker, keys, spec, until
 from tests.unit.tiny_model import write_tiny_model
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import EngineFault, StepOutput
 
 COUNT = len(PROMPTS)
+Raise = Callable[[str, float], Notice]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def reference(rig: Rig, specs: list[RequestSpec]) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def long(rig: Rig) -> list[RequestSpec]:
-    """Long enough that a drain of seconds, or an outage, falls into the middle of it on any machine."""
+    """At the paced engine's step time, long enough that a drain of seconds falls into the middle of it."""
     return [spec(line, prompt, rig.tokenizer, max_tokens=450) for line, prompt in enumerate(PROMPTS, 1)]
 
 
@@ -112,27 +113,38 @@ def test_crash_after_crash_changes_nothing(rig: Rig, specs: list[RequestSpec], r
         assert [row.tokens for row in rows] == sorted(row.tokens for row in rows), "a position under two epochs"
 
 
-def raise_notice(rig: Rig, node: str, seconds: float) -> Notice:
-    notice = Notice(node, NoticeKind.TERMINATE, time.time() + seconds, "test")
-    client = ContextClient(rig.addresses[node])
-    client.raise_notice(notice)
-    client.close()
-    return notice
+@pytest.fixture
+def raise_notice(rig: Rig) -> Iterator[Raise]:
+    """Tells a node's daemon that its machine goes in so many seconds; withdrawn with the test, however it ends."""
+    raised: list[Notice] = []
+
+    def raise_(node: str, seconds: float) -> Notice:
+        notice = Notice(node, NoticeKind.TERMINATE, time.time() + seconds, "test")
+        raised.append(notice)
+        client = ContextClient(rig.addresses[node])
+        client.raise_notice(notice)
+        client.close()
+        return notice
+
+    yield raise_
+    for notice in raised:
+        withdraw(rig, notice)
 
 
 def withdraw(rig: Rig, notice: Notice) -> None:
+    """Withdrawing what is withdrawn already changes nothing."""
     client = ContextClient(rig.addresses[notice.node_id])
     client.withdraw_notice(notice.id)
     client.close()
 
 
 def test_a_notice_with_a_target_computes_nothing_again(
-    rig: Rig, long: list[RequestSpec], long_reference: list[bytes]
+    rig: Rig, long: list[RequestSpec], long_reference: list[bytes], raise_notice: Raise
 ) -> None:
     source = started(rig, "notice", long, 60, node="n1")
     target = rig.worker("b-notice", "n2")
     source.runtime.set_targets(dict.fromkeys(keys("notice", COUNT), target.name))
-    notice = raise_notice(rig, "n1", 2.5)
+    notice = raise_notice("n1", 2.5)
     until(lambda: source.runtime.status().state == "drained", "the drain")
     assert time.time() < notice.deadline, "handed over before the machine goes"
     moved = list(source.notified)
@@ -143,14 +155,13 @@ def test_a_notice_with_a_target_computes_nothing_again(
     assert [row.recomputed_tokens for row in rows] == [0] * len(rows)
     late = TokenCommit(moved[0].key, FencingToken(moved[0].token.incarnation, 1), 0, (1,))
     assert source.client.commit([late])[0].status is CommitStatus.FENCED
-    withdraw(rig, notice)
 
 
 def test_a_notice_without_a_target_gives_back_to_the_queue_and_a_withdrawn_one_lets_work_go_on(
-    rig: Rig, specs: list[RequestSpec], reference: list[bytes]
+    rig: Rig, specs: list[RequestSpec], reference: list[bytes], raise_notice: Raise
 ) -> None:
     source = started(rig, "queue", specs, 60, node="n1")
-    notice = raise_notice(rig, "n1", 0.5)  # too short for anything but handing back
+    notice = raise_notice("n1", 0.5)  # too short for anything but handing back
     until(lambda: source.runtime.status().state == "drained", "the drain")
     withdraw(rig, notice)
     until(lambda: source.runtime.status().state == "ready", "the withdrawal to be heard")
@@ -160,14 +171,13 @@ def test_a_notice_without_a_target_gives_back_to_the_queue_and_a_withdrawn_one_l
 
 
 def test_requests_that_wait_in_the_engine_are_handed_over_too(
-    rig: Rig, specs: list[RequestSpec], reference: list[bytes]
+    rig: Rig, specs: list[RequestSpec], reference: list[bytes], raise_notice: Raise
 ) -> None:
     source = started(rig, "waiting", specs, 10, node="n1", max_num_seqs=2)
-    notice = raise_notice(rig, "n1", 0.5)
+    raise_notice("n1", 0.5)
     until(lambda: source.runtime.status().state == "drained", "the drain")
     rig.lease_all("waiting", rig.worker("b-waiting", "n2"))
     assert compare(reference, rig.results("waiting", COUNT)).ok
-    withdraw(rig, notice)
 
 
 def test_a_stale_owner_that_wakes_is_fenced(rig: Rig, specs: list[RequestSpec], reference: list[bytes]) -> None:
@@ -224,7 +234,7 @@ def test_a_kv_store_that_comes_back_empty_is_filled_again(
     assert all(row.restored_positions for row in rows), "what was resident was written to the new server"
 
 
-class FaultOnce(TorchEngine):
+class FaultOnce(PacedEngine):
     """The real engine, made to break once, in the step after it was armed."""
 
     armed: threading.Event

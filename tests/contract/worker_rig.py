@@ -32,7 +32,7 @@ from context_daemon.store import ContextStore, LeaseRequest
 from worker.answer import AnswerBuilder
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
-from worker.engine.protocol import Engine
+from worker.engine.protocol import Engine, StepOutput
 from worker.runtime import RuntimeOptions, WorkerRuntime
 from worker.text import Tokenizer
 
@@ -46,6 +46,18 @@ def spec(line: int, prompt: str, tokenizer: Tokenizer, **changes: Any) -> Reques
         fields["temperature"] = 0.0
     params = SamplingParams(**(fields | changes))
     return RequestSpec(line, f"c{line}", Endpoint.COMPLETIONS, tokenizer.encode_prompt(prompt), params)
+
+
+class PacedEngine(TorchEngine):
+    """The real engine with a floor under its step time: a notice or an outage of seconds meets work on any machine."""
+
+    STEP_S = 0.008
+
+    def step(self) -> StepOutput:
+        begin = time.monotonic()
+        output = super().step()
+        time.sleep(max(0.0, begin + self.STEP_S - time.monotonic()))
+        return output
 
 
 @dataclass
@@ -104,7 +116,7 @@ class Rig:
         self, name: str, node: str, wrap: Callable[[TorchEngine], Engine] = lambda engine: engine, **engine: Any
     ) -> Worker:
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "num_threads": 1, "num_pages": 256} | engine
-        torch_engine = TorchEngine.load(EngineConfig(model=str(self.model), **settings))
+        torch_engine = PacedEngine.load(EngineConfig(model=str(self.model), **settings))
         used = wrap(torch_engine)
         client = ContextClient(self.addresses[node])
         answers = AnswerBuilder(
