@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from orchestrator.fleet.local import procscan, tether
+from orchestrator.fleet.local.fleet import NodeFleet
+from orchestrator.fleet.local.node import NodeState
 from orchestrator.fleet.local.process import ManagedProcess, ProcessFailed, ProcessSpec, signal_number
 
 SLEEP = (sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)")
@@ -56,6 +58,45 @@ async def test_the_restart_waits_as_long_as_asked(tmp_path: Path) -> None:
     await until_pid(process, first)
     assert time.monotonic() - killed >= 0.8
     await process.stop()
+
+
+async def test_a_stop_meets_a_death_at_any_moment(tmp_path: Path) -> None:
+    """Between the death and our hearing of it, signals to the process fail; a stop must not."""
+    for step in range(60):
+        process = ManagedProcess(spec(tmp_path, SLEEP))
+        await process.start()
+        process.abandon()
+        pid = process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + step * 1e-4
+        while time.monotonic() < end:  # busy: the loop hears of nothing meanwhile
+            pass
+        process.kill(signal.SIGTERM)
+        await process.stop(0)
+        assert process.pid is None
+
+
+async def test_a_machine_that_cannot_be_wholly_taken_has_a_successor() -> None:
+    class Stubborn:
+        def __init__(self, node_id: str) -> None:
+            self.node_id, self.address, self.state = node_id, "", NodeState.RUNNING
+
+        async def start(self) -> None: ...
+
+        async def take(self) -> int:
+            raise PermissionError("a process of it cannot be signalled")
+
+    said: list[str] = []
+    fleet = NodeFleet(1, True, lambda index, lost: Stubborn(f"n{index}"), lambda: True, said.append)  # type: ignore[arg-type,return-value]
+    keeper = asyncio.create_task(fleet.keep())
+    await asyncio.wait_for(fleet.wait_running(1), 5)
+    fleet.take(fleet.node("n0"), "test")
+    await asyncio.sleep(0)
+    await asyncio.wait_for(fleet.wait_running(1), 5)
+    assert list(fleet.nodes) == ["n1"]
+    assert any("not everything of it ended: PermissionError" in line for line in said)
+    keeper.cancel()
 
 
 async def test_a_process_that_never_gets_ready_fails_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -108,10 +108,13 @@ class NodeFleet:
         task.add_done_callback(self._takings.discard)
 
     async def _take(self, node: LocalNode, why: str) -> None:
-        killed = await node.take()
+        try:
+            killed = f"{await node.take()} processes killed"
+        except Exception as error:  # noqa: BLE001 - a machine that cannot be wholly taken must not cost its successor
+            killed = f"not everything of it ended: {error!r}"
         self.nodes.pop(node.node_id, None)
         GONE.labels(why).inc()
-        self._say(f"machine {node.node_id} is gone ({why}; {killed} processes killed)")
+        self._say(f"machine {node.node_id} is gone ({why}; {killed})")
         if not self._replace:
             self.wanted = max(0, self.wanted - 1)
         self._changed.set()

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -100,7 +101,10 @@ class ManagedProcess:
         if pid is None:
             return None
         self._restart_after_s = restart_after_s
-        os.kill(pid, number)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # dead, and its exit not heard of yet
+            return None
         return pid
 
     def abandon(self) -> None:
@@ -111,12 +115,7 @@ class ManagedProcess:
         """SIGTERM, then SIGKILL after `grace_s`. Safe to repeat."""
         self._stopping = True
         if self.pid is not None and self._process is not None:
-            self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+            await _end(self._process, grace_s)
         if self._keeper is not None:
             self._keeper.cancel()  # it may sleep before a restart
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -135,6 +134,17 @@ class ManagedProcess:
 
     def _failure(self, what: str) -> str:
         return f"{self.spec.name} {what}; log: {self.spec.log}\n{tail(self.spec.log)}"
+
+
+async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    with suppress(ProcessLookupError):  # it may end by itself, or by another's hand, between any two of our lines
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), grace_s)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def tail(path: Path, lines: int = 12) -> str:
