@@ -10,7 +10,7 @@ import grpc
 from context_daemon.observability import get_logger
 from context_daemon.store import Conflict, StoreUnavailable
 from orchestrator.api.fleet_view import UnknownWorker
-from orchestrator.client import LINE_ERRORS_KEY
+from orchestrator.client import LINE_ERRORS_KEY, STORE_AWAY_KEY
 from orchestrator.fleet.cloud import FaultsUnsupported
 from orchestrator.jobs.service import InvalidBatch, UnknownJob, UnknownModel
 from protos import jobs_pb2
@@ -86,7 +86,9 @@ def _wire_bytes(text: str) -> int:
     return sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode())
 
 
-def _details(error: Exception) -> tuple[tuple[str, bytes], ...]:
+def _details(error: Exception) -> tuple[tuple[str, str | bytes], ...]:
+    if isinstance(error, StoreUnavailable):
+        return ((STORE_AWAY_KEY, "1"),)
     if not isinstance(error, InvalidBatch):
         return ()
     message = jobs_pb2.JobErrors()

@@ -11,6 +11,7 @@ from context_daemon.records import JobRecord
 from orchestrator.api import messages
 from orchestrator.api.errors import Context, abort, answered
 from orchestrator.api.fleet_view import FleetView
+from orchestrator.client import OPEN_KEY
 from orchestrator.jobs.progress import Progress
 from orchestrator.jobs.service import TERMINAL, JobHeader, JobService
 from protos import jobs_pb2, jobs_pb2_grpc
@@ -71,6 +72,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServiceServicer):
         try:
             if request.start < 0:
                 raise ValueError(f"start {request.start}: it must be 0 or more")
+            await self._jobs.get_job(request.job_id)
+            await context.send_initial_metadata(((OPEN_KEY, "1"),))
             async for line in self._results(request):
                 yield line
         except Exception as error:  # noqa: BLE001 - every failure must become a status

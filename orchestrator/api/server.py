@@ -22,6 +22,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),  # files come in chunks
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),  # a second orchestrator on the port must fail, not share
+    # Clients ping through quiet streams to notice a machine that vanished; gRPC's default takes that for an attack.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
 )
 
 

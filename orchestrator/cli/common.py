@@ -11,16 +11,19 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 import grpc
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 
-from orchestrator.client import TideoverClient, TideoverError
+from orchestrator.client import NotReached, TideoverClient, TideoverError
 from orchestrator.fleet.local.options import ClusterOptions
 from orchestrator.fleet.statefile import read_cluster
 
 FAILED = 1  # the job failed, or answers differ
 USAGE = 2  # the command, or what it was given, is wrong
+
+_PATIENCE_S = 120.0  # people who wait for a job outlast the restart of a store or an orchestrator
 
 _USAGE_CODES = {
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -58,7 +61,7 @@ def connect(address: str | None) -> TideoverClient:
         found = state.api_address
     if ":" not in found:
         fail(f"--address {found!r} is not host:port", USAGE)
-    return TideoverClient(found)
+    return TideoverClient(found, patience_s=_PATIENCE_S, on_away=lambda text: console.print(text, markup=False))
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -73,10 +76,21 @@ def print_json(value: Any) -> None:
 def as_dict(message: Message) -> dict[str, Any]:
     """A message as JSON people expect: snake_case names, 64-bit integers as numbers, defaults present."""
     plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    for field in message.DESCRIPTOR.fields:
-        if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64) and field.name in plain:
-            plain[field.name] = int(plain[field.name])  # protobuf's JSON writes them as strings
+    _numbers(plain, message.DESCRIPTOR)
     return plain
+
+
+def _numbers(plain: dict[str, Any], kind: Descriptor) -> None:
+    """protobuf's JSON writes 64-bit integers as strings; here they become numbers, at every depth."""
+    for field in kind.fields:
+        if field.name not in plain or (field.message_type and field.message_type.GetOptions().map_entry):
+            continue
+        value = plain[field.name]
+        if field.message_type:
+            for item in value if isinstance(value, list) else [value]:
+                _numbers(item, field.message_type)
+        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            plain[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -92,6 +106,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
                 param = f" {item.param}:" if item.param else ""
                 console.print(f"{where}:{param} {item.message}", markup=False, soft_wrap=True)
             message = str(error).splitlines()[0] if error.line_errors else str(error)
-            fail(message, USAGE if error.code in _USAGE_CODES else FAILED)
+            wrong = isinstance(error, NotReached) or error.code in _USAGE_CODES
+            fail(message, USAGE if wrong else FAILED)
 
     return wrapped

@@ -59,7 +59,7 @@ def test_killed_orchestrator_is_replaced_and_adopts_the_workers(cluster: Cluster
 
 @pytest.mark.parametrize(("server", "outage_s"), [("redis-durable", 60.0), ("redis-kv", 20.0)])
 def test_killed_redis_costs_time_only(cluster: Cluster, reference: list[bytes], server: str, outage_s: float) -> None:
-    client = TideoverClient(cluster.address)
+    client = TideoverClient(cluster.address, patience_s=3 * outage_s)
     workers = {worker.worker_id: worker.pid for worker in client.workers()}
     job_id = _start(client, server, 100)
     cluster.kill_process(server, restart_after_s=outage_s)

@@ -76,7 +76,8 @@ class Api:
         file = self.folder / "batch.jsonl"
         data = lines if isinstance(lines, bytes) else b"\n".join(json.dumps(line).encode() for line in lines)
         file.write_bytes(data)
-        return await self.call(self.client.create_job, file, request_id=request_id)
+        job: jobs_pb2.Job = await self.call(self.client.create_job, file, request_id=request_id)
+        return job
 
     async def refused(self, lines: Sequence[dict[str, Any]] | bytes) -> TideoverError:
         with pytest.raises(TideoverError) as caught:
@@ -109,7 +110,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     service = JobService(store, byte_tokenizer(), ModelLimits("m", 100, VOCAB_SIZE), waiting, time.time)
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     server = await serve(address, service, fleet)
-    with TideoverClient(address, timeout_s=10) as client:
+    with TideoverClient(address, timeout_s=10, patience_s=1) as client:
         yield Api(store, client, fleet, tmp_path, waiting)
     await server.stop(grace=None)
 

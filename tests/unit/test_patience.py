@@ -9,11 +9,19 @@ from orchestrator.patience import Patience
 
 
 class Failure:
-    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+    def __init__(
+        self,
+        code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
+        details: str = "failed to connect to all addresses; last error: ...",
+    ) -> None:
         self._code = code
+        self._details = details
 
     def code(self) -> grpc.StatusCode:
         return self._code
+
+    def details(self) -> str:
+        return self._details
 
 
 class Time:
@@ -50,3 +58,12 @@ def test_a_sign_of_life_starts_the_patience_anew() -> None:
 @pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT])
 def test_other_failures_are_final(code: Any) -> None:
     assert not patience(Time(), reached=True).wait(Failure(code))
+
+
+def test_a_call_that_was_cut_off_has_met_a_server() -> None:
+    time = Time()
+    waiting = patience(time, reached=False)
+    assert waiting.wait(Failure(details="Socket closed"))
+    while waiting.wait(Failure()):
+        pass
+    assert time.now >= 30.0
