@@ -11,7 +11,6 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 import grpc
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
@@ -80,7 +79,7 @@ def as_dict(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _numbers(plain: dict[str, Any], kind: Descriptor) -> None:
+def _numbers(plain: dict[str, Any], kind: Any) -> None:
     """protobuf's JSON writes 64-bit integers as strings; here they become numbers, at every depth."""
     for field in kind.fields:
         if field.name not in plain or (field.message_type and field.message_type.GetOptions().map_entry):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -42,7 +43,10 @@ from protos import jobs_pb2
 def submit(
     file: Path, watch: bool, request_id: str, metadata: tuple[str, ...], as_json: bool, address: str | None
 ) -> None:
-    """Submit a batch FILE in OpenAI's batch format (one JSON request a line)."""
+    """Submit a batch FILE in OpenAI's batch format (one JSON request a line).
+
+    --json prints the job as it is at the end: accepted, or with --watch done. Progress goes to stderr.
+    """
     pairs = dict(_pair(item) for item in metadata)
     client = connect(address)
     job = client.create_job(file, request_id=request_id, metadata=pairs)
@@ -112,7 +116,7 @@ def _all_jobs(client: TideoverClient) -> list[jobs_pb2.Job]:
 @address_option
 @reports_errors
 def watch(job_id: str, as_json: bool, address: str | None) -> None:
-    """Show a JOB's progress until it is done. With --json one object a line."""
+    """Show a JOB's progress until it is done. --json prints one object a line, one line an update."""
     updates = connect(address).watch_job(job_id)
     if not as_json:
         _exit_by_state(live.show(updates, console))
@@ -132,21 +136,37 @@ def watch(job_id: str, as_json: bool, address: str | None) -> None:
 @address_option
 @reports_errors
 def results(job_id: str, output: Path | None, follow: bool, as_json: bool, address: str | None) -> None:
-    """Fetch a JOB's lines, ordered as submitted. With -o, error lines go to FILE.errors.jsonl beside it."""
+    """Fetch a JOB's lines, ordered as submitted: what is there now, or with --follow all of them.
+
+    Without -o, lines go to stdout, one JSON object each. With -o, good lines go to FILE and error lines to FILE.errors.jsonl
+    beside it. --json prints one document: the job's counts and, without -o, its `lines`.
+    """
     client = connect(address)
     lines = sorted(client.stream_results(job_id, follow=follow), key=lambda item: item.line)
     job = client.get_job(job_id)
     good, bad = [line for line in lines if line.ok], [line for line in lines if not line.ok]
-    if output is None:
-        _write(lines, sys.stdout.buffer)
-    else:
+    if output is not None:
         _write_file(good, output)
         if bad:
             _write_file(bad, output.with_name(output.name + ".errors.jsonl"))
-        if as_json:
-            print_json({"job_id": job_id, "output": len(good), "errors": len(bad), "total": job.total})
+    elif not as_json:
+        _write(lines, sys.stdout.buffer)
+    if as_json:
+        facts = {"job_id": job_id, "state": live.state_name(job.state), "total": job.total}
+        _print_document(facts | {"output": len(good), "errors": len(bad)}, None if output else lines)
     console.print(f"{len(good)} answers, {len(bad)} errors of {job.total} lines", markup=False)
-    _exit_by_state(job)
+    if job.state in live.TERMINAL:
+        _exit_by_state(job)
+
+
+def _print_document(facts: dict[str, object], lines: list[jobs_pb2.StreamResultsResponse] | None) -> None:
+    """One JSON object; result lines stand in it byte for byte."""
+    if lines is None:
+        print_json(facts)
+        return
+    head = json.dumps(facts, ensure_ascii=False).removesuffix("}").encode()
+    sys.stdout.buffer.write(head + b', "lines": [' + b", ".join(line.payload for line in lines) + b"]}\n")
+    sys.stdout.buffer.flush()
 
 
 def _write(lines: Iterable[jobs_pb2.StreamResultsResponse], out: BinaryIO) -> None:
@@ -157,14 +177,17 @@ def _write(lines: Iterable[jobs_pb2.StreamResultsResponse], out: BinaryIO) -> No
 
 def _write_file(lines: Iterable[jobs_pb2.StreamResultsResponse], path: Path) -> None:
     """Whole or not at all: a reader never sees half a file."""
+    part = None
     try:
         descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        with os.fdopen(descriptor, "wb") as out:
+            _write(lines, out)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
     except OSError as error:
+        if part is not None:
+            Path(part).unlink(missing_ok=True)
         fail(f"cannot write {path}: {error.strerror}", USAGE)
-    with os.fdopen(descriptor, "wb") as out:
-        _write(lines, out)
-    Path(part).chmod(0o644)
-    Path(part).replace(path)
 
 
 @click.command()

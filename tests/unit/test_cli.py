@@ -166,9 +166,111 @@ def test_no_cluster_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("TIDEOVER_ADDRESS", raising=False)
     result = tideover(None, "status")
-    assert result.exit_code != 0 and "tideover up" in result.stderr
-    gone = CliRunner().invoke(main, ["status", "--address", f"127.0.0.1:{free_port('127.0.0.1')}"])
-    assert gone.exit_code == 1 and "tideover up" in gone.stderr
+    assert result.exit_code == 2 and "tideover up" in result.stderr
+    gone = CliRunner().invoke(main, ["status", "--json", "--address", f"127.0.0.1:{free_port('127.0.0.1')}"])
+    assert (gone.exit_code, gone.stdout) == (2, "") and "tideover up" in gone.stderr
+    nonsense = CliRunner().invoke(main, ["status", "--address", "here"])
+    assert nonsense.exit_code == 2 and "host:port" in nonsense.stderr
+
+
+def test_results_of_a_running_job_are_what_is_there(server: Server, file: Path, tmp_path: Path) -> None:
+    job_id = submitted(server, file)
+    nothing = tideover(server, "results", job_id)
+    assert (nothing.exit_code, nothing.stdout) == (0, "") and "0 answers" in nothing.stderr
+    server.run(server.answer(job_id, [2]))
+    server.run(server.answer(job_id, [1], ok=False))
+    part = tideover(server, "results", job_id, "-o", tmp_path / "part.jsonl")
+    assert part.exit_code == 0, "a line that failed does not make a job that is not done fail"
+    assert (tmp_path / "part.jsonl").read_bytes() == b'{"line":2}\n'
+    server.run(server.answer(job_id, [3]))
+    assert tideover(server, "results", job_id).exit_code == 1
+
+
+def test_results_that_cannot_be_written_leave_nothing(server: Server, file: Path, tmp_path: Path) -> None:
+    job_id = submitted(server, file)
+    for target, words in ((tmp_path / "no" / "out.jsonl", "No such file"), (Path("/dev/full/x"), "Not a directory")):
+        result = tideover(server, "results", job_id, "-o", target)
+        assert result.exit_code == 2 and words in result.stderr
+    folder = tmp_path / "taken"
+    (folder / "out.jsonl").mkdir(parents=True)
+    assert tideover(server, "results", job_id, "-o", folder / "out.jsonl").exit_code == 2
+    assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
+
+
+# Each command that takes --json, as it is used; {job} is a job that is done. up, down, demo and bench start a cluster or
+# engines of their own and are run by the end-to-end tests.
+ELSEWHERE = {"up", "down", "demo"}
+JSON_COMMANDS: list[tuple[list[str], set[str]]] = [
+    (["version"], {"version"}),
+    (["submit", "{file}"], {"job_id", "request_id", "state", "total", "completed", "failed", "metadata"}),
+    (["submit", "{file}", "--request-id", "done", "--watch", "--metadata", "a=1"], {"job_id", "state", "completed"}),
+    (["status"], {"jobs"}),
+    (["status", "{job}"], {"job_id", "state", "interruptions"}),
+    (["watch", "{job}"], {"job", "workers", "events", "tokens_per_s", "eta_s"}),
+    (["results", "{job}"], {"job_id", "state", "total", "output", "errors", "lines"}),
+    (["results", "{job}", "-o", "{out}"], {"job_id", "state", "total", "output", "errors"}),
+    (["cancel", "{job}"], {"job_id", "state"}),
+    (["workers"], {"workers"}),
+    (["preempt", "w1", "--deadline", "5"], {"worker_id", "node_id"}),
+    (["kill", "w1"], {"worker_id", "node_id"}),
+]
+
+
+def test_every_command_with_json_is_covered() -> None:
+    takes = {name for name, command in main.commands.items() if any(p.name == "as_json" for p in command.params)}
+    assert takes == {args[0] for args, _ in JSON_COMMANDS} | ELSEWHERE
+
+
+@pytest.mark.parametrize(("args", "fields"), JSON_COMMANDS, ids=lambda value: " ".join(value))
+def test_json_is_one_document_and_nothing_else(
+    server: Server, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], fields: set[str]
+) -> None:
+    async def kill(self: Fleet, worker_id: str) -> str:
+        return "n1"
+
+    monkeypatch.setattr(Fleet, "kill", kill)
+    job_id = str(json.loads(tideover(server, "submit", file, "--json", "--request-id", "done").stdout)["job_id"])
+    server.run(server.answer(job_id, [3, 1, 2]))
+    names = {"{job}": job_id, "{file}": str(file), "{out}": str(tmp_path / "out.jsonl")}
+    result = tideover(server, *(names.get(arg, arg) for arg in args), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert fields <= found.keys()
+    _no_number_in_quotes(found)
+
+
+def _no_number_in_quotes(value: Any) -> None:
+    """protobuf's own JSON writes 64-bit integers as strings."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            assert name == "a" or not (isinstance(item, str) and item.isdecimal()), (name, item)
+            _no_number_in_quotes(item)
+    elif isinstance(value, list):
+        for item in value:
+            _no_number_in_quotes(item)
+
+
+def test_results_in_a_document_are_ordered_and_whole(server: Server, file: Path) -> None:
+    job_id = submitted(server, file)
+    server.run(server.answer(job_id, [3, 1]))
+    found = json.loads(tideover(server, "results", job_id, "--json").stdout)
+    assert found["lines"] == [{"line": 1}, {"line": 3}]
+    assert (found["state"], found["total"], found["output"], found["errors"]) == ("in_progress", 3, 2, 0)
+
+
+def test_errors_with_json_leave_stdout_empty(server: Server) -> None:
+    for args in (["status", "nope"], ["results", "nope"], ["watch", "nope"], ["cancel", "nope"], ["kill", "nope"]):
+        result = tideover(server, *args, "--json")
+        assert (result.exit_code, result.stdout) == (2, "") and "error: " in result.stderr, args
+
+
+def test_progress_goes_to_stderr(server: Server, file: Path) -> None:
+    tideover(server, "submit", file, "--request-id", "done")
+    job_id = json.loads(tideover(server, "status", "--json").stdout)["jobs"][0]["job_id"]
+    server.run(server.answer(job_id, [1, 2, 3]))
+    result = tideover(server, "submit", file, "--request-id", "done", "--watch", "--json")
+    assert json.loads(result.stdout)["completed"] == 3
+    assert "3/3 done" in result.stderr and "w1 ready" in result.stderr
 
 
 def test_version() -> None:
