@@ -41,13 +41,14 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it: text parts joined, the newer name of the system role mapped to the old."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text, **named}
 
 
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 from context_daemon.records import Endpoint, RequestSpec, SamplingParams
 from orchestrator.jobs.batchfile import Line, LineError
 from orchestrator.jobs.schema import NEUTRAL, UNSUPPORTED, BatchLine, ChatBody, CompletionBody
+from orchestrator.jobs.strict_json import NotStrict, decode
 from worker.text import TextError, Tokenizer
 
 MAX_STOP = 4
@@ -53,6 +54,8 @@ class Validator:
     def check(self, line: Line) -> RequestSpec | LineError:
         try:
             return self._check(line)
+        except NotStrict as error:
+            return LineError(line.number, "invalid_json", str(error))
         except _Refused as refused:
             return LineError(line.number, refused.code, str(refused), refused.param)
 
@@ -71,12 +74,7 @@ class Validator:
         return RequestSpec(line.number, envelope.custom_id, endpoint, prompt, params)
 
     def _envelope(self, line: Line) -> BatchLine:
-        try:
-            value = msgspec.json.decode(line.data)
-        except RecursionError as error:
-            raise _Refused("invalid_json", "not JSON that can be read: nested too deeply") from error
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise _Refused("invalid_json", f"not JSON: {error}") from error
+        value = decode(line.data)
         if not isinstance(value, dict):
             raise _Refused("invalid_json", f"a line must be a JSON object, this is {_kind(value)}")
         return _convert(value, BatchLine, "")
@@ -107,6 +105,7 @@ class Validator:
                 raise _Refused("unsupported_parameter", f"{name} is not supported", f"body.{name}")
         supported = {name: value for name, value in body.items() if name not in UNSUPPORTED}
         if endpoint is Endpoint.CHAT:
+            _only_text_parts(body.get("messages"))
             return _convert(supported, ChatBody, "body")
         return _convert(supported, CompletionBody, "body")
 
@@ -144,7 +143,7 @@ class Validator:
         return SamplingParams(
             seed=self._draw_seed() if body.seed is None else body.seed,
             max_tokens=min(room, wanted) if wanted is not None else room,
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=1.0 if body.temperature is None else body.temperature + 0.0,  # -0.0 is 0.0
             top_k=max(0, body.top_k or 0),
             top_p=1.0 if body.top_p is None else body.top_p,
             stop=_stop(body.stop),
@@ -157,6 +156,19 @@ class Validator:
             text = f"token id {max(token_ids)} is outside the vocabulary of {self._limits.vocab_size}"
             raise _Refused("invalid_value", text, "body.stop_token_ids")
         return tuple(token_ids)
+
+
+def _only_text_parts(messages: Any) -> None:
+    """Name the kind of part that is not text, before its own fields are taken for unknown ones. Other shapes come later."""
+    for at, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                where = f"body.messages[{at}].content[{index}]"
+                raise _Refused(
+                    "unsupported_content", f"{where}: {kind!r} is not supported, only 'text' is", f"{where}.type"
+                )
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:

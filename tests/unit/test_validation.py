@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from context_daemon.records import Endpoint, RequestSpec
+from context_daemon.records import Endpoint, RequestKey, RequestSpec
 from orchestrator.jobs.batchfile import Line, LineError
 from orchestrator.jobs.validation import ModelLimits, Validator
 from tests.unit.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
+from worker.result_lines import result_line
 
 TOKENIZER = byte_tokenizer()
 LIMITS = ModelLimits("m", max_model_len=100, vocab_size=VOCAB_SIZE)
@@ -104,7 +105,6 @@ def test_a_bad_parameter_is_named(body: dict[str, Any], param: str) -> None:
         (b"[1]", "an array"),
         (b"null", "null"),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"custom_id": "\\ud800"}', "not JSON"),
     ],
 )
 def test_what_is_no_json_object_is_said(data: bytes, words: str) -> None:
@@ -149,6 +149,7 @@ NAMES = ["messages", "prompt", "temperature", "top_p", "top_k", "seed", "max_tok
          "stream", "user", "metadata", "logprobs", "tools", "ignore_eos", "max_completion_tokens", "zz"]  # fmt: skip
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a clean clone builds tables of Unicode first
 @given(
     st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
     st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3),
@@ -175,23 +176,123 @@ def test_text_parts_and_the_developer_role_are_what_they_say() -> None:
     assert split.prompt_token_ids == whole.prompt_token_ids
 
 
-def test_other_parts_are_refused_by_name() -> None:
-    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
-    found = refusal(line(messages=[{"role": "user", "content": parts}]))
-    assert found.param.startswith("body.messages") and found.code in ("invalid_value", "unsupported_parameter")
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
+        ({"image_url": {"url": "x"}, "type": "image_url"}, "image_url"),
+        ({"type": "input_audio", "input_audio": {}}, "input_audio"),
+        ({"type": "file"}, "file"),
+    ],
+)
+def test_other_parts_are_refused_by_name(part: dict[str, Any], named: str) -> None:
+    found = refusal(line(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]))
+    assert (found.code, found.param) == ("unsupported_content", "body.messages[0].content[1].type")
+    assert repr(named) in found.message
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("content", "param"),
     [
-        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":' + b"[" * 100_000 + b"}",
-        b'{"custom_id":"\\ud800","method":"POST","url":"/v1/chat/completions","body":{}}',
-        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","temperature":NaN}}',
-        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","seed":1e400}}',
-        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","max_tokens":0}}',
-        b'{"custom_id":"a\\u0000b","method":"GET","url":"/v1/chat/completions","body":{}}',
+        (None, "body.messages[0].content"),
+        ([], "body.messages[0].content"),
+        ([{"type": "text"}], "body.messages[0].content[0].text"),
+        (["a"], "body.messages[0].content[0]"),
+        ([{"type": 3, "text": "a"}], "body.messages[0].content[0].type"),
+        ([{"type": "text", "text": "a", "cache": 1}], "body.messages[0].content[0].cache"),
     ],
 )
-def test_hostile_lines_get_a_message_and_crash_nothing(data: bytes) -> None:
-    found = check(data)
-    assert isinstance(found, LineError) and found.message
+def test_broken_content_is_named(content: Any, param: str) -> None:
+    assert refusal(line(messages=[{"role": "user", "content": content}])).param == param
+
+
+def test_a_name_reaches_the_template() -> None:
+    template = "{% for message in messages %}{{ message.name or '-' }}:{{ message.content }}{% endfor %}"
+    using = Validator(byte_tokenizer(template), LIMITS, draw_seed=lambda: 1)
+    messages = [{"role": "user", "name": "ann", "content": "hi"}, {"role": "user", "content": "ho"}]
+    spec = check(line(messages=messages), using=using)
+    assert isinstance(spec, RequestSpec) and TOKENIZER.decode(spec.prompt_token_ids) == "ann:hi-:ho"
+
+
+def raw(body: str = '"model":"m","prompt":"hi"', custom_id: str = "a", more: str = "") -> bytes:
+    """A line by hand: json.dumps cannot write what is wrong with these."""
+    return f'{{"custom_id":"{custom_id}","method":"POST","url":"/v1/completions"{more},"body":{{{body}}}}}'.encode()
+
+
+HI = '"model":"m","prompt":"hi"'
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (raw(f'{HI},"temperature":NaN'), "NaN and Infinity are no JSON numbers"),
+        (raw(f'{HI},"temperature":Infinity'), "NaN and Infinity are no JSON numbers"),
+        (raw(f'{HI},"temperature":-Infinity'), "NaN and Infinity are no JSON numbers"),
+        (raw(f'{HI},"temperature":1e400'), "out of range"),
+        (raw(f'{HI},"seed":{"9" * 5000}'), "out of range"),
+        (raw(f'{HI},"temperature":1{"0" * 400}'), "body.temperature: number out of range"),
+        (raw(f'{HI},"max_tokens":0'), "body.max_tokens: expected `int` >= 1"),
+        (raw(f'{HI},"max_tokens":-0'), "body.max_tokens: expected `int` >= 1"),
+        (raw(f'{HI},"max_tokens":5.0'), "body.max_tokens: expected `int"),
+        (raw(f'{HI},"seed":{2**63}'), "body.seed"),
+        (raw('"model":"m","prompt":"a\\ud800"'), "\\ud800 is half a surrogate pair"),
+        (raw('"model":"m","prompt":"\\ud800\\ud800"'), "\\ud800 is half a surrogate pair"),
+        (raw('"model":"m","prompt":"\\ud83c\\udf0a\\udf0a"'), "\\udf0a is half a surrogate pair"),
+        (raw(custom_id="\\udfff"), "\\udfff is half a surrogate pair"),
+        (raw('"model":"m","prompt":"a\0b"'), "control character"),
+        (raw('"model":"m","prompt":"a\tb"'), "control character"),
+        (raw(f'{HI},"metadata":' + "[" * 100_000 + "]" * 100_000), "nested too deeply"),
+        (raw(f'{HI},"metadata":' + '{"a":' * 100_000 + "1" + "}" * 100_000), "nested too deeply"),
+        (raw(f'{HI},"metadata":' + "[" * 100_000), "nested too deeply"),
+        (raw(more=',"custom_id":"b"'), "'custom_id' is given twice"),
+        (raw(f'{HI},"seed":1,"seed":1'), "'seed' is given twice"),
+        (raw(f'{HI},"seed":1,"\\u0073eed":2'), "'seed' is given twice"),
+        (raw(f'{HI},"metadata":{{"k":"1","k":"2"}}'), "'k' is given twice"),
+        (raw() + b" x", "trailing characters"),
+        ("\ufeff".encode() + raw(), "not JSON"),
+    ],
+)
+def test_hostile_lines_are_refused_in_words(data: bytes, words: str) -> None:
+    found = refusal(data, number=5)
+    assert words in found.message and found.line == 5 and len(found.message) < 300
+    assert "control character" in words or "control character" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("a\\u0000b", "a\0b"),
+        ("\\ud83c\\udf0a", "🌊"),
+        ("\\\\ud800", "\\ud800"),
+        ("\u2028\u0085", "\u2028\u0085"),
+        ("\\/\\b\\f", "/\b\f"),
+    ],
+)
+def test_unusual_text_round_trips(written: str, text: str) -> None:
+    spec = accepted(raw(f'"model":"m","prompt":"{written}"', custom_id=written))
+    assert spec.custom_id == text and TOKENIZER.decode(spec.prompt_token_ids) == text
+    line_out = result_line(
+        RequestKey("j", 1), spec, text=text, completion_tokens=1, finish_reason="stop", model="m", created=1,
+        system_fingerprint="fp", exact=True,
+    )  # fmt: skip
+    found = json.loads(line_out)
+    assert (found["custom_id"], found["response"]["body"]["choices"][0]["text"]) == (text, text)
+    assert b"\n" not in line_out
+
+
+def test_numbers_at_the_edges_are_what_they_are() -> None:
+    assert accepted(raw(f'{HI},"seed":-0')).params.seed == 0
+    assert accepted(raw(f'{HI},"seed":{-(2**63)}')).params.seed == -(2**63)
+    cold = accepted(raw(f'{HI},"temperature":-0.0')).params.temperature
+    assert cold == 0.0 and str(cold) == "0.0"
+    assert accepted(raw(f'{HI},"max_tokens":{10**30}')).params.max_tokens == LIMITS.max_model_len - 2
+
+
+@given(st.lists(st.sampled_from(["\\ud800", "\\udc00", "\\u0041", "\\\\", "\\n", "a", "u", "d800"]), max_size=8))
+def test_half_pairs_are_told_from_text(parts: list[str]) -> None:
+    written = "".join(parts)
+    text = json.loads(f'"{written}"')
+    whole = not any(0xD800 <= ord(letter) < 0xE000 for letter in text)
+    found = check(raw(f'"model":"m","prompt":"x{written}"'))
+    assert isinstance(found, RequestSpec) == whole
+    assert isinstance(found, RequestSpec) or "half a surrogate pair" in found.message
