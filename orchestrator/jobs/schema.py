@@ -28,6 +28,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None,),
     "stream_options": (None,),
     "repetition_penalty": (None, 1, 1.0),
+    "functions": (None, []),
+    "parallel_tool_calls": (None, True, False),  # of no tools
+    "modalities": (None, ["text"]),
+    "store": (None, False),
+    "min_p": (None, 0, 0.0),
+    "min_tokens": (None, 0),
 }
 
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -101,7 +101,7 @@ class Validator:
 
     def _body(self, endpoint: Endpoint, body: dict[str, Any]) -> ChatBody | CompletionBody:
         for name in sorted(UNSUPPORTED & body.keys()):
-            if not any(value == body[name] and type(value) is type(body[name]) for value in NEUTRAL.get(name, ())):
+            if not any(value == body[name] and type(value) is type(body[name]) for value in NEUTRAL.get(name, (None,))):
                 raise _Refused("unsupported_parameter", f"{name} is not supported", f"body.{name}")
         supported = {name: value for name, value in body.items() if name not in UNSUPPORTED}
         if endpoint is Endpoint.CHAT:

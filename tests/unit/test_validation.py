@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from context_daemon.records import Endpoint, RequestKey, RequestSpec
 from orchestrator.jobs.batchfile import Line, LineError
+from orchestrator.jobs.schema import UNSUPPORTED
 from orchestrator.jobs.validation import ModelLimits, Validator
 from tests.unit.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
 from worker.result_lines import result_line
@@ -64,6 +65,10 @@ def test_what_is_given_is_kept() -> None:
 )
 def test_what_changes_nothing_is_accepted(body: dict[str, Any]) -> None:
     accepted(line(**body))
+
+
+def test_null_is_as_if_it_were_not_there() -> None:
+    assert accepted(line(**dict.fromkeys(sorted(UNSUPPORTED)))).params == accepted(line()).params
 
 
 @pytest.mark.parametrize(
