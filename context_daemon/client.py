@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import msgspec
 
 from context_daemon import wire
 from context_daemon.kv_metrics import ABSENT_PAGES
-from context_daemon.kv_slots import framed_size, unframe
+from context_daemon.kv_slots import bare, identity, verify
+from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
+from context_daemon.page_table import Shape
 from context_daemon.records import (
     CommitResult,
     FencingToken,
@@ -24,13 +27,12 @@ from context_daemon.records import (
     TokenCommit,
     WorkerStatus,
 )
-from context_daemon.store import SlotWrite, StoreUnavailable
+from context_daemon.store import StoreUnavailable
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceStub
 
 T = TypeVar("T")
 _MAX_MESSAGE = 64 << 20
-_KV_MESSAGE = 1 << 20  # one WriteSlots message holds about so much: the daemon is not kept from tokens for longer
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.max_send_message_length", _MAX_MESSAGE),
@@ -53,6 +55,15 @@ class UnknownRequest(NotOwner):
     """The store knows no such request: nothing can be owned."""
 
 
+class Restored(NamedTuple):
+    """`kv` holds the raw slots of positions `[0, positions)`, verified; `sources` are where they came from."""
+
+    record: RequestRecord
+    kv: bytearray
+    positions: int
+    sources: tuple[str, ...]
+
+
 class ContextClient:
     """Every call raises StoreUnavailable when the daemon or its store is away; the same call may then be repeated.
 
@@ -72,60 +83,66 @@ class ContextClient:
         response = self._call(lambda: self._tokens.Commit(request, timeout=self._timeout_s))
         return [wire.result_from_pb(m) for m in response.results]
 
-    def write_slots(self, writes: Sequence[SlotWrite]) -> str:
-        """The KV server's generation: when it differs from the last one, everything written before may be gone."""
-        generation = ""
-        for batch in _batches(writes):
-            request = pb.WriteSlotsRequest(writes=[wire.slots_to_pb(write) for write in batch])
-            answer = self._write(request)
-            if generation and answer != generation:
-                raise StoreUnavailable("the KV store was restarted during a write: write again from position 0")
-            generation = answer
-        return generation
+    def attach_arena(self, shape: Shape, want_blocks: int) -> Attachment:
+        """Raises ValueError when pages of this shape do not fit the arena."""
+        request = pb.AttachArenaRequest(
+            layout=shape.layout,
+            slot_bytes=shape.slot_bytes,
+            page_size=shape.page_size,
+            pid=os.getpid(),
+            want_blocks=want_blocks,
+        )
+        return wire.attachment_from_pb(self._call(lambda: self._kv.AttachArena(request, timeout=self._timeout_s)))
 
-    def _write(self, request: pb.WriteSlotsRequest) -> str:
-        return str(self._call(lambda: self._kv.WriteSlots(request, timeout=self._kv_timeout_s)).generation)
+    def announce(
+        self,
+        attachment: Attachment,
+        ranges: Sequence[SlotRange],
+        asks: Iterable[Owned],
+        want_blocks: int,
+    ) -> Announced:
+        """Raises ArenaGone when the daemon has another arena now."""
+        request = pb.WriteSlotsRequest(
+            arena_id=attachment.arena_id,
+            attachment=attachment.number,
+            ranges=[wire.range_to_pb(item) for item in ranges],
+            asks=[wire.progress_to_pb(item) for item in asks],
+            want_blocks=want_blocks,
+        )
+        try:
+            answer = self._call(lambda: self._kv.WriteSlots(request, timeout=self._timeout_s))
+        except NotOwner as error:
+            raise ArenaGone(str(error)) from error
+        return wire.announced_from_pb(answer)
 
     def restore(
-        self, key: RequestKey, token: FencingToken, worker_id: str, layout: KVLayout, want_kv: bool = True
-    ) -> tuple[RequestRecord, bytearray, int]:
-        """The record, the raw KV slots of positions `[0, n)` (verified, `n * slot_bytes` bytes) and `n`, at most the
-        record's watermark. Raises NotOwner when the lease is not this worker's. Lost KV only makes `n` smaller."""
+        self,
+        key: RequestKey,
+        token: FencingToken,
+        worker_id: str,
+        layout: KVLayout,
+        want_kv: bool = True,
+        arena: KVWriter | None = None,
+    ) -> Restored:
+        """The record and what could be had of its KV; pages of `arena` are read where they lie. Raises NotOwner when the
+        lease is not this worker's. Lost KV only makes the answer shorter."""
         request = pb.RestoreRequest(
             key=wire.key_to_pb(key),
             token=wire.token_to_pb(token),
             worker_id=worker_id,
             layout=layout.fingerprint,
             want_kv=want_kv,
+            arena_id=arena.arena_id if arena else "",
+            slot_bytes=layout.slot_bytes,
+            page_size=layout.page_size,
         )
         call = self._kv.Restore(request, timeout=self._kv_timeout_s)
         try:
-            return self._receive(key, layout, iter(call))
+            return _receive(key, layout, arena, iter(call))
         except grpc.RpcError as error:
             self._raise_named(error)
         finally:
             call.cancel()  # the rest of the stream is not wanted; after its end this does nothing
-
-    def _receive(
-        self, key: RequestKey, layout: KVLayout, stream: Iterator[pb.RestoreResponse]
-    ) -> tuple[RequestRecord, bytearray, int]:
-        record = msgspec.msgpack.decode(next(stream).record, type=RequestRecord)
-        raw, slot_bytes, positions = bytearray(), layout.slot_bytes, 0
-        while positions < record.watermark:
-            part = next(stream, None)
-            if part is None:
-                break
-            page = part.page
-            good = unframe(key, page.epoch, layout.fingerprint, page.page, page.slots, slot_bytes, layout.page_size)
-            raw += good.raw
-            positions += good.slots
-            if good.slots < layout.page_size:
-                if positions < record.watermark:
-                    ABSENT_PAGES.labels(str(good.reason)).inc()
-                break
-        positions = min(positions, record.watermark)
-        del raw[positions * slot_bytes :]
-        return record, raw, positions
 
     def handover(
         self,
@@ -181,7 +198,7 @@ class ContextClient:
             raise NotOwner(text) from error
         if code is grpc.StatusCode.NOT_FOUND:
             raise UnknownRequest(text) from error
-        if code is grpc.StatusCode.INVALID_ARGUMENT:
+        if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
             raise ValueError(text) from error
         raise error
 
@@ -190,29 +207,25 @@ def _status(error: Any) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details() or error.code().name
 
 
-def _batches(writes: Sequence[SlotWrite]) -> Iterator[list[SlotWrite]]:
-    """Messages of about `_KV_MESSAGE`; a larger write is cut at page borders, so that whole pages stay whole."""
-    batch: list[SlotWrite] = []
-    size = 0
-    for write in (piece for whole in writes for piece in _cut(whole)):
-        if batch and size + len(write.data) > _KV_MESSAGE:
-            yield batch
-            batch, size = [], 0
-        batch.append(write)
-        size += len(write.data)
-    if batch:
-        yield batch
-
-
-def _cut(write: SlotWrite) -> Iterator[SlotWrite]:
-    if len(write.data) <= _KV_MESSAGE:
-        yield write
-        return
-    step, stop = framed_size(write.slot_bytes), write.start + write.count
-    pages = max(1, _KV_MESSAGE // (step * write.page_size))
-    start = write.start
-    while start < stop:
-        until = min(stop, (start // write.page_size + pages) * write.page_size)
-        data = write.data[(start - write.start) * step : (until - write.start) * step]
-        yield msgspec.structs.replace(write, start=start, count=until - start, data=data)
-        start = until
+def _receive(
+    key: RequestKey, layout: KVLayout, arena: KVWriter | None, stream: Iterator[pb.RestoreResponse]
+) -> Restored:
+    record = msgspec.msgpack.decode(next(stream).record, type=RequestRecord)
+    wanted = max(0, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
+    raw = bytearray()
+    sources: list[str] = []
+    for part in stream:
+        if len(raw) >= wanted * layout.slot_bytes:
+            break
+        page = part.page
+        framed = memoryview(page.slots) if page.slots or arena is None else arena.read(page.block, page.count)
+        whose = identity(key, page.epoch, layout.fingerprint)
+        good = verify(framed, whose, page.page * layout.page_size, layout.slot_bytes, layout.page_size)
+        slots = min(good.slots, page.count, wanted - page.page * layout.page_size)
+        raw += bare(framed, slots, layout.slot_bytes)
+        sources.append(page.source)
+        if slots < page.count and slots < wanted - page.page * layout.page_size:
+            ABSENT_PAGES.labels(str(good.reason)).inc()
+        if slots < layout.page_size:
+            break
+    return Restored(record, raw, len(raw) // layout.slot_bytes, tuple(dict.fromkeys(sources)))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # missing in the stubs
 from grpc_reflection.v1alpha import reflection
 
+from context_daemon.arena import MIN_BYTES
+from context_daemon.commit_mode import KVCommit, ShipBudget
+from context_daemon.kv_service import KVService
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
+from context_daemon.records import NoticeKind
 from context_daemon.redis_kv import RedisKV
 from context_daemon.redis_store import RedisStore
 from context_daemon.server import ContextServer
@@ -23,6 +29,10 @@ SERVICE = pb.DESCRIPTOR.services_by_name["ContextService"].full_name
 _NOTICE_INTERVAL_S = 0.2
 
 
+def default_arena_bytes() -> int:
+    return max(MIN_BYTES, min(16 << 30, psutil.virtual_memory().total // 8))
+
+
 @dataclass(frozen=True)
 class DaemonConfig:
     node_id: str
@@ -32,6 +42,11 @@ class DaemonConfig:
     store_timeout_s: float = 1.0
     kv_ttl_s: int = 6 * 3600
     worker_ttl_s: float = 10.0
+    arena_bytes: int = 0  # 0: an eighth of the machine's memory, at most 16 GiB
+    kv_commit: KVCommit = KVCommit.STORE
+    kv_bandwidth: float = math.inf  # bytes/s that `auto` may ship
+    kv_cost_budget: float = math.inf  # money an hour that `auto` may cost
+    kv_price_per_gb: float = 0.0
 
 
 class ContextDaemon:
@@ -43,8 +58,10 @@ class ContextDaemon:
         self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
         self._kv = RedisKV(config.kv_url, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
+        budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb)
+        self._pages = KVService(self._kv, config.arena_bytes or default_arena_bytes(), budget, self._going)
         self._service = ContextServer(
-            self._store, self._kv, self._board, node_id=config.node_id, worker_ttl_s=config.worker_ttl_s
+            self._store, self._kv, self._pages, self._board, node_id=config.node_id, worker_ttl_s=config.worker_ttl_s
         )
         limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
         # Two daemons on one port would each get half the commits: refuse instead.
@@ -53,6 +70,10 @@ class ContextDaemon:
 
     def _notice_error(self, error: str) -> None:
         self._log.warning("notices_not_exchanged", error=error)
+
+    def _going(self) -> bool:
+        """This machine has been told that it goes."""
+        return any(notice.kind is not NoticeKind.REBALANCE for notice in self._board.current())
 
     async def start(self) -> int:
         """Raises OSError when the address cannot be used."""
@@ -69,13 +90,15 @@ class ContextDaemon:
         for name in ("", SERVICE):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._refresher = asyncio.create_task(self._board.run(_NOTICE_INTERVAL_S))
+        self._pages.start()
         self._log.info("listening", listen=self._config.listen, port=port)
         return port
 
     async def failed(self) -> None:
-        """Raises when notices are no longer exchanged: the process must then be replaced. Call after `start`."""
+        """Raises when notices are no longer exchanged or KV is no longer shipped: the process must then be replaced. Call
+        after `start`."""
         if self._refresher is not None:
-            await asyncio.shield(self._refresher)
+            await asyncio.gather(asyncio.shield(self._refresher), self._pages.failed())
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """Calls in flight get `grace_s` to end."""
@@ -84,6 +107,7 @@ class ContextDaemon:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)  # `failed` has told of an error
         await self._service.close()
+        await self._pages.close()
         await self._store.close()
         await self._kv.close()
         self._log.info("stopped")

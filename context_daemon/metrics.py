@@ -18,3 +18,6 @@ STORE_ERRORS = Counter(
     "tideover_store_errors_total", "Calls that found a store away, by store (durable, kv)", ["store"]
 )
 NOTICES = Gauge("tideover_notices", "Notices of this node that stand")
+ARENA_BYTES = Gauge("tideover_arena_used_bytes", "Bytes of the arena that are granted or hold pages")
+ARENA_SLOTS = Counter("tideover_arena_slots_total", "KV slots that workers wrote into the arena")
+EVICTED_PAGES = Counter("tideover_arena_evicted_pages_total", "Pages that left a full arena before their request ended")

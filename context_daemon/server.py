@@ -11,9 +11,11 @@ import grpc
 import msgspec
 
 from context_daemon import metrics, wire
-from context_daemon.kv_metrics import ABSENT_PAGES
+from context_daemon.kv_service import ArenaFull, KVService
+from context_daemon.kv_writer import ArenaGone
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
+from context_daemon.page_table import Shape
 from context_daemon.records import (
     CommitResult,
     CommitStatus,
@@ -25,25 +27,29 @@ from context_daemon.records import (
     WorkerStatus,
 )
 from context_daemon.store import ContextStore, KVStore, StoreUnavailable
-from context_daemon.watermark import epoch_of_page
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _HEARTBEAT_WAIT_S = 0.25  # a heartbeat is answered by then, whether or not the store took it
-_DEFAULT_PAGE_SIZE = 16
 
 
 class ContextServer(ContextServiceServicer):
     """`worker_ttl_s` is how long a heartbeat counts. Bind to one event loop; `close()` ends its background tasks."""
 
     def __init__(
-        self, store: ContextStore, kv: KVStore, board: NoticeBoard, *, node_id: str, worker_ttl_s: float = 10.0
+        self,
+        store: ContextStore,
+        kv: KVStore,
+        service: KVService,
+        board: NoticeBoard,
+        *,
+        node_id: str,
+        worker_ttl_s: float = 10.0,
     ) -> None:
-        self._store, self._kv, self._board = store, kv, board
+        self._store, self._kv, self._service, self._board = store, kv, service, board
         self._worker_ttl_s = worker_ttl_s
         self._log = get_logger(node=node_id)
-        self._page_sizes: dict[str, int] = {}  # by layout, learnt from writes
         self._beats: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -63,6 +69,7 @@ class ContextServer(ContextServiceServicer):
         return pb.CommitResponse(results=[wire.result_to_pb(result) for result in results])
 
     def _account(self, commit: TokenCommit, result: CommitResult) -> None:
+        self._service.committed(commit, result)
         metrics.COMMITS.labels(str(result.status)).inc()
         if result.status is CommitStatus.OK:
             metrics.COMMITTED_TOKENS.inc(len(commit.tokens))
@@ -80,30 +87,42 @@ class ContextServer(ContextServiceServicer):
         else:
             self._log.info("commit_gap", **facts)
 
-    async def WriteSlots(self, request: pb.WriteSlotsRequest, context: Context) -> pb.WriteSlotsResponse:
-        writes = [wire.slots_from_pb(m) for m in request.writes]
+    async def AttachArena(self, request: pb.AttachArenaRequest, context: Context) -> pb.AttachArenaResponse:
+        if request.slot_bytes < 1 or request.page_size < 1 or not request.layout:
+            text = f"a layout with slots of {request.slot_bytes} bytes and pages of {request.page_size} is none"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        shape = Shape(request.layout, request.slot_bytes, request.page_size)
         try:
-            generation = await self._kv.write_slots(writes)
-        except StoreUnavailable as error:
-            await self._away("kv", error, context)
+            attached = self._service.attach(shape, request.pid, request.want_blocks)
+        except (ArenaFull, ValueError) as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return wire.attachment_to_pb(attached)
+
+    async def WriteSlots(self, request: pb.WriteSlotsRequest, context: Context) -> pb.WriteSlotsResponse:
+        try:
+            answer = self._service.announce(
+                request.arena_id,
+                request.attachment,
+                [wire.range_from_pb(m) for m in request.ranges],
+                [(wire.key_from_pb(m.key), m.epoch) for m in request.asks],
+                request.want_blocks,
+            )
+        except ArenaGone as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        for write in writes:
-            self._page_sizes[write.layout] = write.page_size
-            metrics.KV_BYTES.inc(len(write.data))
-        return pb.WriteSlotsResponse(generation=generation)
+        return wire.announced_to_pb(answer)
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> AsyncIterator[pb.RestoreResponse]:
         record = await self._owned_record(request, context)
         yield pb.RestoreResponse(record=msgspec.msgpack.encode(record))
         metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
-        if not request.want_kv or record.watermark == 0:
+        if not request.want_kv:
             return
-        if request.layout != record.layout:
-            ABSENT_PAGES.labels("layout").inc()
-            return
-        async for page in self._pages(record):
-            yield pb.RestoreResponse(page=page)
+        in_arena = request.arena_id == self._service.arena.arena_id
+        shape = Shape(request.layout, request.slot_bytes, request.page_size)
+        async for piece in self._service.pages(record, shape, in_arena):
+            yield pb.RestoreResponse(page=wire.piece_to_pb(piece))
 
     async def _owned_record(self, request: pb.RestoreRequest, context: Context) -> RequestRecord:
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
@@ -126,24 +145,6 @@ class ContextServer(ContextServiceServicer):
             )
         return record
 
-    async def _pages(self, record: RequestRecord) -> AsyncIterator[pb.RestoredPage]:
-        """From position 0 on, each page under its segment's epoch, until one is absent or the watermark is covered."""
-        pages = -(-record.watermark // self._page_sizes.get(record.layout, 1))
-        for page in range(pages):
-            epoch = epoch_of_page(record.segments, page)
-            slots = None
-            if epoch is not None:
-                try:
-                    slots = await self._kv.read_page(record.key, epoch, record.layout, page)
-                except StoreUnavailable as error:  # KV is soft: what is missing is computed again
-                    metrics.STORE_ERRORS.labels("kv").inc()
-                    self._log.warning("kv_store_away", request=str(record.key), error=str(error))
-            if epoch is None or slots is None:
-                ABSENT_PAGES.labels("missing").inc()
-                return
-            metrics.KV_BYTES_READ.inc(len(slots))
-            yield pb.RestoredPage(page=page, epoch=epoch, slots=slots)
-
     async def Handover(self, request: pb.HandoverRequest, context: Context) -> pb.HandoverResponse:
         mark = wire.watermark_from_pb(request.watermark) if request.HasField("watermark") else None
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
@@ -159,6 +160,7 @@ class ContextServer(ContextServiceServicer):
         self._log.info("handover", job=key.job_id, moved=lease is not None, **facts)
         if lease is None:
             return pb.HandoverResponse(moved=False)
+        self._service.table.disown(key, token.epoch)
         return pb.HandoverResponse(moved=True, token=wire.token_to_pb(lease.token), target=lease.worker_id)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
@@ -203,7 +205,7 @@ class ContextServer(ContextServiceServicer):
             record = await self._store.get_request(key)
             if record is None or not record.layout:
                 return
-            size = self._page_sizes.get(record.layout, _DEFAULT_PAGE_SIZE)
+            size = self._service.page_size(record.layout)
             pages = -(-(len(record.spec.prompt_token_ids) + len(record.tokens)) // size)
             epochs = sorted({segment.epoch for segment in record.segments} | {record.token.epoch})
             await self._kv.delete_request(key, epochs, record.layout, pages)

@@ -215,7 +215,7 @@ class SlotWrite(msgspec.Struct, frozen=True):
     count: int
     slot_bytes: int  # unframed
     page_size: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class KVStore(Protocol):

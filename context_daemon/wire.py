@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from context_daemon.kv_writer import Announced, Attachment, Owned, SlotRange
+from context_daemon.pieces import Piece
 from context_daemon.records import (
     CommitResult,
     CommitStatus,
@@ -17,7 +19,6 @@ from context_daemon.records import (
     ResumeReport,
     TokenCommit,
 )
-from context_daemon.store import SlotWrite
 from protos import context_pb2 as pb
 
 _STATUS_TO_PB = {
@@ -103,15 +104,47 @@ def result_from_pb(m: pb.CommitResult) -> CommitResult:
     return CommitResult(key_from_pb(m.key), _STATUS_FROM_PB[m.status], m.length)
 
 
-def slots_to_pb(w: SlotWrite) -> pb.SlotWrite:
-    return pb.SlotWrite(
-        key=key_to_pb(w.key), epoch=w.epoch, layout=w.layout, start=w.start, count=w.count, slot_bytes=w.slot_bytes,
-        page_size=w.page_size, data=w.data,
+def attachment_to_pb(a: Attachment) -> pb.AttachArenaResponse:
+    return pb.AttachArenaResponse(
+        arena_id=a.arena_id, path=a.path, total_bytes=a.total_bytes, attachment=a.number, granted=a.granted
+    )
+
+
+def attachment_from_pb(m: pb.AttachArenaResponse) -> Attachment:
+    return Attachment(m.arena_id, m.path, m.total_bytes, m.attachment, tuple(m.granted))
+
+
+def range_to_pb(r: SlotRange) -> pb.SlotRange:
+    return pb.SlotRange(
+        key=key_to_pb(r.key), epoch=r.epoch, prompt_tokens=r.prompt_tokens, start=r.start, count=r.stop - r.start,
+        blocks=r.blocks,
     )  # fmt: skip
 
 
-def slots_from_pb(m: pb.SlotWrite) -> SlotWrite:
-    return SlotWrite(key_from_pb(m.key), m.epoch, m.layout, m.start, m.count, m.slot_bytes, m.page_size, m.data)
+def range_from_pb(m: pb.SlotRange) -> SlotRange:
+    return SlotRange(key_from_pb(m.key), m.epoch, m.prompt_tokens, m.start, m.start + m.count, tuple(m.blocks))
+
+
+def progress_to_pb(owned: Owned, stored: int = 0) -> pb.KVProgress:
+    return pb.KVProgress(key=key_to_pb(owned[0]), epoch=owned[1], stored=stored)
+
+
+def announced_to_pb(a: Announced) -> pb.WriteSlotsResponse:
+    return pb.WriteSlotsResponse(
+        generation=a.generation,
+        progress=[progress_to_pb(owned, stored) for owned, stored in a.stored.items()],
+        granted=a.granted,
+        ships=a.ships,
+    )
+
+
+def announced_from_pb(m: pb.WriteSlotsResponse) -> Announced:
+    stored = {(key_from_pb(item.key), item.epoch): item.stored for item in m.progress}
+    return Announced(m.generation, stored, tuple(m.granted), m.ships)
+
+
+def piece_to_pb(p: Piece) -> pb.RestoredPage:
+    return pb.RestoredPage(page=p.number, epoch=p.epoch, slots=p.data, block=p.block, count=p.slots, source=p.source)
 
 
 def lease_from_pb(key: RequestKey, m: pb.HandoverResponse) -> Lease | None:

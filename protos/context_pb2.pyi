@@ -110,51 +110,105 @@ class CommitResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[CommitResult]
     def __init__(self, results: _Optional[_Iterable[_Union[CommitResult, _Mapping]]] = ...) -> None: ...
 
-class SlotWrite(_message.Message):
-    __slots__ = ("key", "epoch", "layout", "start", "count", "slot_bytes", "page_size", "data")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+class AttachArenaRequest(_message.Message):
+    __slots__ = ("layout", "slot_bytes", "page_size", "pid", "want_blocks")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    key: RequestKey
-    epoch: int
+    PID_FIELD_NUMBER: _ClassVar[int]
+    WANT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     layout: str
-    start: int
-    count: int
     slot_bytes: int
     page_size: int
-    data: bytes
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    pid: int
+    want_blocks: int
+    def __init__(self, layout: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., pid: _Optional[int] = ..., want_blocks: _Optional[int] = ...) -> None: ...
+
+class AttachArenaResponse(_message.Message):
+    __slots__ = ("arena_id", "path", "total_bytes", "attachment", "granted")
+    ARENA_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    arena_id: str
+    path: str
+    total_bytes: int
+    attachment: int
+    granted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, arena_id: _Optional[str] = ..., path: _Optional[str] = ..., total_bytes: _Optional[int] = ..., attachment: _Optional[int] = ..., granted: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SlotRange(_message.Message):
+    __slots__ = ("key", "epoch", "prompt_tokens", "start", "count", "blocks")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    epoch: int
+    prompt_tokens: int
+    start: int
+    count: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WriteSlotsRequest(_message.Message):
-    __slots__ = ("writes",)
-    WRITES_FIELD_NUMBER: _ClassVar[int]
-    writes: _containers.RepeatedCompositeFieldContainer[SlotWrite]
-    def __init__(self, writes: _Optional[_Iterable[_Union[SlotWrite, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("arena_id", "attachment", "ranges", "asks", "want_blocks")
+    ARENA_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    WANT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    arena_id: str
+    attachment: int
+    ranges: _containers.RepeatedCompositeFieldContainer[SlotRange]
+    asks: _containers.RepeatedCompositeFieldContainer[KVProgress]
+    want_blocks: int
+    def __init__(self, arena_id: _Optional[str] = ..., attachment: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., want_blocks: _Optional[int] = ...) -> None: ...
+
+class KVProgress(_message.Message):
+    __slots__ = ("key", "epoch", "stored")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    epoch: int
+    stored: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class WriteSlotsResponse(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "progress", "granted", "ships")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    SHIPS_FIELD_NUMBER: _ClassVar[int]
     generation: str
-    def __init__(self, generation: _Optional[str] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[KVProgress]
+    granted: _containers.RepeatedScalarFieldContainer[int]
+    ships: bool
+    def __init__(self, generation: _Optional[str] = ..., progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("key", "token", "worker_id", "layout", "want_kv")
+    __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     WANT_KV_FIELD_NUMBER: _ClassVar[int]
+    ARENA_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     token: FencingToken
     worker_id: str
     layout: str
     want_kv: bool
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ...) -> None: ...
+    arena_id: str
+    slot_bytes: int
+    page_size: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
     __slots__ = ("record", "page")
@@ -165,14 +219,20 @@ class RestoreResponse(_message.Message):
     def __init__(self, record: _Optional[bytes] = ..., page: _Optional[_Union[RestoredPage, _Mapping]] = ...) -> None: ...
 
 class RestoredPage(_message.Message):
-    __slots__ = ("page", "epoch", "slots")
+    __slots__ = ("page", "epoch", "slots", "block", "count", "source")
     PAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     page: int
     epoch: int
     slots: bytes
-    def __init__(self, page: _Optional[int] = ..., epoch: _Optional[int] = ..., slots: _Optional[bytes] = ...) -> None: ...
+    block: int
+    count: int
+    source: str
+    def __init__(self, page: _Optional[int] = ..., epoch: _Optional[int] = ..., slots: _Optional[bytes] = ..., block: _Optional[int] = ..., count: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class HandoverRequest(_message.Message):
     __slots__ = ("key", "token", "length", "watermark", "target", "cause")

@@ -40,6 +40,11 @@ class ContextServiceStub:
                 request_serializer=protos_dot_context__pb2.CommitRequest.SerializeToString,
                 response_deserializer=protos_dot_context__pb2.CommitResponse.FromString,
                 _registered_method=True)
+        self.AttachArena = channel.unary_unary(
+                '/tideover.context.v1.ContextService/AttachArena',
+                request_serializer=protos_dot_context__pb2.AttachArenaRequest.SerializeToString,
+                response_deserializer=protos_dot_context__pb2.AttachArenaResponse.FromString,
+                _registered_method=True)
         self.WriteSlots = channel.unary_unary(
                 '/tideover.context.v1.ContextService/WriteSlots',
                 request_serializer=protos_dot_context__pb2.WriteSlotsRequest.SerializeToString,
@@ -84,8 +89,16 @@ class ContextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AttachArena(self, request, context):
+        """AttachArena opens the node's shared-memory page arena to a worker. RESOURCE_EXHAUSTED: its pages do not fit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WriteSlots(self, request, context):
-        """WriteSlots puts KV slots into the KV store. It is behind tokens and never waits for them; a failure costs only time.
+        """WriteSlots announces KV slots that were written into the arena; no KV byte is in the message. It is behind tokens and
+        never waits for them, nor for the KV store. FAILED_PRECONDITION: another arena; attach again, and write again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,6 +147,11 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=protos_dot_context__pb2.CommitRequest.FromString,
                     response_serializer=protos_dot_context__pb2.CommitResponse.SerializeToString,
+            ),
+            'AttachArena': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttachArena,
+                    request_deserializer=protos_dot_context__pb2.AttachArenaRequest.FromString,
+                    response_serializer=protos_dot_context__pb2.AttachArenaResponse.SerializeToString,
             ),
             'WriteSlots': grpc.unary_unary_rpc_method_handler(
                     servicer.WriteSlots,
@@ -194,6 +212,33 @@ class ContextService:
             '/tideover.context.v1.ContextService/Commit',
             protos_dot_context__pb2.CommitRequest.SerializeToString,
             protos_dot_context__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachArena(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.context.v1.ContextService/AttachArena',
+            protos_dot_context__pb2.AttachArenaRequest.SerializeToString,
+            protos_dot_context__pb2.AttachArenaResponse.FromString,
             options,
             channel_credentials,
             insecure,

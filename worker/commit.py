@@ -10,26 +10,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from context_daemon.kv_slots import frame
+from context_daemon.kv_writer import ArenaGone, KVWriter, Owned, SlotRange
 from context_daemon.observability import get_logger
-from context_daemon.records import CommitResult, KVLayout, TokenCommit
-from context_daemon.store import SlotWrite, StoreUnavailable
+from context_daemon.records import CommitResult, TokenCommit
+from context_daemon.store import StoreUnavailable
 from worker.ledger import KVRange, Ledger, Outcome
 from worker.metrics import COMMIT_LATENCY, COMMIT_STATUS, KV_BYTES, KV_FAILURES, STORE_AWAY
 
 log = get_logger()
 
 _RETRY_S = 0.2
+_IDLE_S = 0.1
+_ASK_S = 0.01  # how soon to ask again what the KV store has
 
 
 class CommitTransport(Protocol):
-    """What the committers need of the daemon's client."""
+    """What the token committer needs of the daemon's client."""
 
     def commit(self, commits: Sequence[TokenCommit]) -> list[CommitResult]: ...
-
-    def write_slots(self, writes: Sequence[SlotWrite]) -> str: ...
 
 
 class _Thread:
@@ -110,88 +111,100 @@ class TokenCommitter(_Thread):
         STORE_AWAY.set(0)
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenKV:
+    """Slots that lie in the arena, unannounced."""
+
+    item: KVRange
+    slots: SlotRange
+
+
 class KVCommitter(_Thread):
-    """Writes exported slots to the KV store. Bounded: what finds no room is left in the engine and exported later."""
+    """Announces what was written into the arena, and hears how far the KV store is. Bounded: what finds no room is left in
+    the engine and written later."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        transport: CommitTransport,
-        layout: KVLayout,
-        max_queued_slots: int,
-        on_crash: Callable[[BaseException], None],
+        self, ledger: Ledger, writer: KVWriter, max_queued_slots: int, on_crash: Callable[[BaseException], None]
     ) -> None:
         super().__init__("kv-committer", on_crash)
         self._ledger = ledger
-        self._transport = transport
-        self._layout = layout
-        self._queue: queue.SimpleQueue[list[tuple[KVRange, bytearray]]] = queue.SimpleQueue()
+        self.writer = writer
+        self._queue: queue.SimpleQueue[list[WrittenKV]] = queue.SimpleQueue()
         self._max_queued_slots = max_queued_slots
         self._queued_slots = 0
         self._count_lock = threading.Lock()
+        self._unsent: list[WrittenKV] = []
         self._generation = ""
-        self._paused_until = 0.0
+        self._away = False
         self.latency_s = 0.02  # exponentially averaged, one message
 
     def room(self) -> int:
-        """Slots that may be queued now; none while the KV store is away."""
-        if time.monotonic() < self._paused_until:
-            return 0
-        return max(0, self._max_queued_slots - self._queued_slots)
+        """Slots that may be written now."""
+        return max(0, self._max_queued_slots - self._queued_slots) if self.writer.attached else 0
 
-    def put(self, batch: list[tuple[KVRange, bytearray]]) -> None:
-        """Queue exported slots; the caller asked `room` before."""
+    def put(self, batch: list[WrittenKV]) -> None:
+        """Queue written slots; the caller asked `room` before."""
         with self._count_lock:
-            self._queued_slots += sum(item.stop - item.start for item, _ in batch)
+            self._queued_slots += sum(item.item.stop - item.item.start for item in batch)
         self._queue.put(batch)
 
     def turn(self) -> None:
+        asks = self._ledger.kv_unstored()
+        self._gather(_ASK_S if asks else _IDLE_S)
         try:
-            batch = self._queue.get(timeout=0.1)
+            if not self.writer.attached:
+                self.writer.attach()
+            if self._unsent or asks:
+                self._announce(asks)
+        except ArenaGone as error:
+            self._arena_gone(error)
+        except StoreUnavailable as error:
+            self._daemon_away(error)
+
+    def _gather(self, timeout: float) -> None:
+        """All that was written since the last message goes in the next."""
+        try:
+            self._unsent += self._queue.get(timeout=timeout)
+            while True:
+                self._unsent += self._queue.get_nowait()
         except queue.Empty:
             return
-        try:
-            self._write(batch)
-        except StoreUnavailable as error:
-            log.warning("kv_store_away", error=str(error), effect="tokens go on; KV is exported again later")
-            KV_FAILURES.inc(len(batch))
-            self._paused_until = time.monotonic() + 1.0
-            self._write_again(batch)
-        finally:
-            with self._count_lock:
-                self._queued_slots -= sum(item.stop - item.start for item, _ in batch)
 
-    def _write(self, batch: list[tuple[KVRange, bytearray]]) -> None:
-        started = time.monotonic()
-        generation = self._transport.write_slots([self._slot_write(item, raw) for item, raw in batch])
+    def _announce(self, asks: list[Owned]) -> None:
+        sent, started = self._unsent, time.monotonic()
+        answer = self.writer.announce([written.slots for written in sent], asks)
         elapsed = time.monotonic() - started
-        self.latency_s += 0.1 * (elapsed - self.latency_s)
-        COMMIT_LATENCY.labels("kv").observe(elapsed)
-        KV_BYTES.inc(sum(len(raw) for _, raw in batch))
-        if self._generation and generation != self._generation:
+        self._sent(sent)
+        self._away = False
+        if sent:
+            self.latency_s += 0.1 * (elapsed - self.latency_s)
+            COMMIT_LATENCY.labels("kv").observe(elapsed)
+        if self._generation and answer.generation and answer.generation != self._generation:
             log.warning("kv_store_restarted", effect="resident KV is written again")
+            self.writer.rewrite()
             self._ledger.kv_lost()
         else:
-            self._ledger.kv_written([item for item, _ in batch])
-        self._generation = generation
+            self._ledger.kv_written([written.item for written in sent])
+            self._ledger.kv_stored(answer.stored, answer.ships)
+        self._generation = answer.generation or self._generation
 
-    def _write_again(self, batch: list[tuple[KVRange, bytearray]]) -> None:
-        """Running sequences are exported again; of those being handed over the bytes here are the only ones."""
-        once_more = self._ledger.kv_failed([item for item, _ in batch])
-        kept = [(item, raw) for item, raw in batch if item in once_more]
-        if kept:
-            self.put(kept)
-            self._stopping.wait(_RETRY_S)
+    def _sent(self, sent: list[WrittenKV]) -> None:
+        slots = sum(written.item.stop - written.item.start for written in sent)
+        self._unsent = []
+        KV_BYTES.inc(slots * self.writer.shape.slot_bytes)
+        with self._count_lock:
+            self._queued_slots -= slots
 
-    def _slot_write(self, item: KVRange, raw: bytearray) -> SlotWrite:
-        layout, slot_bytes = self._layout.fingerprint, self._layout.slot_bytes
-        return SlotWrite(
-            key=item.key,
-            epoch=item.epoch,
-            layout=layout,
-            start=item.start,
-            count=item.stop - item.start,
-            slot_bytes=slot_bytes,
-            page_size=self._layout.page_size,
-            data=frame(item.key, item.epoch, layout, item.start, memoryview(raw), slot_bytes),
-        )
+    def _arena_gone(self, error: ArenaGone) -> None:
+        """The daemon was started anew. What it knew is gone with its arena; what is resident is written to the new one."""
+        log.warning("arena_gone", error=str(error), effect="resident KV is written again")
+        self._sent(self._unsent)
+        self.writer.detach()
+        self._ledger.kv_lost()
+
+    def _daemon_away(self, error: StoreUnavailable) -> None:
+        if not self._away:
+            log.warning("kv_not_announced", error=str(error), effect="tokens go on; KV is announced when it answers")
+        self._away = True
+        KV_FAILURES.inc()
+        self._stopping.wait(_RETRY_S)

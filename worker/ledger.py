@@ -8,7 +8,7 @@ whose write was not acknowledged.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from context_daemon.records import (
@@ -34,8 +34,9 @@ class Held:
     tokens: list[int]
     acked: int  # generated tokens the store holds
     kv_len: int = 0  # positions with KV in the engine
-    kv_queued: int = 0  # positions exported, under way to the KV store
-    kv_acked: int = 0  # positions the KV store has under this epoch
+    kv_queued: int = 0  # positions written to the arena, under way to the daemon's knowledge
+    kv_arena: int = 0  # positions the daemon knows in the arena
+    kv_stored: int = 0  # positions the KV store has under this epoch
     first_page: int = 0  # this epoch's pages start here
     watermark_sent: int = 0
     finish: Finish | None = None
@@ -51,9 +52,10 @@ class Held:
     def total(self) -> int:
         return len(self.spec.prompt_token_ids) + len(self.tokens)
 
-    def flushed(self) -> bool:
-        """All that the engine produced is acknowledged; the hand-over may carry it."""
-        return self.uncommitted == 0 and self.kv_acked >= min(self.kv_len, self.total - 1)
+    def flushed(self, ships: bool) -> bool:
+        """All that the engine produced is acknowledged, as far as KV is shipped at all; the hand-over may carry it."""
+        reached = self.kv_stored if ships else self.kv_arena
+        return self.uncommitted == 0 and reached >= min(self.kv_len, self.total - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,17 @@ class Ledger:
         self._page_size = page_size
         self._max_range_slots = max_range_slots
         self._held: dict[RequestKey, Held] = {}
+        self._ships = True  # in this commit mode KV goes on to the KV store
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
 
     # -- what is held -----------------------------------------------------------------------------------------------
-    def add(self, held: Held, restored: int) -> None:
-        """Own a sequence whose first `restored` positions came back; its open page is written anew under this epoch."""
-        held.first_page = restored // self._page_size
+    def add(self, held: Held, stored: int) -> None:
+        """Own a sequence whose first `stored` positions came back and are in the KV store under older epochs. What comes
+        behind, the open page and all that was elsewhere only, is written under this epoch."""
+        held.first_page = stored // self._page_size
         held.kv_len = 0  # resident only once the engine has taken it in and run it
-        held.kv_queued = held.kv_acked = held.first_page * self._page_size
+        held.kv_queued = held.kv_arena = held.kv_stored = held.first_page * self._page_size
         with self.changed:
             self._held[held.key] = held
             self.changed.notify_all()
@@ -176,8 +180,8 @@ class Ledger:
     def wait_flushed(self, key: RequestKey, timeout: float) -> bool:
         """Wait until all of a frozen sequence is acknowledged. False if time ran out first, or it is not held any more."""
         with self.changed:
-            self.changed.wait_for(lambda: key not in self._held or self._held[key].flushed(), timeout)
-            return key in self._held and self._held[key].flushed()
+            self.changed.wait_for(lambda: key not in self._held or self._held[key].flushed(self._ships), timeout)
+            return key in self._held and self._held[key].flushed(self._ships)
 
     def wait_settled(self, timeout: float) -> bool:
         """Wait until every token and every end is acknowledged."""
@@ -200,14 +204,14 @@ class Ledger:
         return held.uncommitted > 0 or held.finish is not None or alone
 
     def _watermark_of(self, held: Held) -> KVWatermark | None:
-        positions = min(held.kv_acked, held.total - 1)
+        positions = min(held.kv_stored, held.total - 1)
         if positions <= held.first_page * self._page_size or positions <= held.watermark_sent:
             return None
         return KVWatermark(positions=positions, first_page=held.first_page, layout=self._layout)
 
     def watermark(self, held: Held) -> KVWatermark | None:
         """The whole claim of a hand-over, sent before or not."""
-        positions = min(held.kv_acked, held.total - 1)
+        positions = min(held.kv_stored, held.total - 1)
         if positions <= held.first_page * self._page_size:
             return None
         return KVWatermark(positions=positions, first_page=held.first_page, layout=self._layout)
@@ -275,35 +279,48 @@ class Ledger:
         return ranges
 
     def kv_written(self, ranges: Iterable[KVRange]) -> None:
+        """The daemon knows of these slots in the arena."""
         with self.changed:
             for item in ranges:
                 held = self._held.get(item.key)
-                # A write acknowledged after a failed one before it must not hide the hole.
-                if held is not None and held.token.epoch == item.epoch and item.start <= held.kv_acked:
-                    held.kv_acked = max(held.kv_acked, item.stop)
+                # A word that arrived after a lost one before it must not hide the hole.
+                if held is not None and held.token.epoch == item.epoch and item.start <= held.kv_arena:
+                    held.kv_arena = max(held.kv_arena, item.stop)
             self.changed.notify_all()
 
-    def kv_failed(self, ranges: Iterable[KVRange]) -> set[KVRange]:
-        """Nothing is known about these writes: they are due again.
+    def kv_stored(self, stored: Mapping[tuple[RequestKey, int], int], ships: bool) -> None:
+        """How far each sequence is in the KV store, by (request, epoch)."""
+        with self.changed:
+            self._ships = ships
+            for (key, epoch), positions in stored.items():
+                held = self._held.get(key)
+                if held is not None and held.token.epoch == epoch:
+                    held.kv_stored = max(held.kv_stored, min(positions, held.kv_arena))
+            self.changed.notify_all()
 
-        Those returned are of frozen sequences, which cannot be exported again: the caller writes the same bytes again.
-        """
-        once_more = set()
+    def kv_unstored(self) -> list[tuple[RequestKey, int]]:
+        """(request, epoch) of which the arena has more than the KV store is known to have."""
         with self._lock:
+            waiting = [held for held in self._held.values() if self._ships and held.kv_stored < held.kv_arena]
+            return [(held.key, held.token.epoch) for held in waiting]
+
+    def kv_refused(self, ranges: Iterable[KVRange]) -> None:
+        """There was no room: due again later. A frozen sequence has left the engine, and goes without them."""
+        with self.changed:
             for item in ranges:
                 held = self._held.get(item.key)
                 if held is None or held.token.epoch != item.epoch:
                     continue
+                held.kv_queued = min(held.kv_queued, item.start)
                 if held.frozen:
-                    once_more.add(item)
-                else:
-                    held.kv_queued = held.kv_acked
-        return once_more
+                    held.kv_len = min(held.kv_len, item.start)
+            self.changed.notify_all()
 
     def kv_lost(self) -> None:
-        """The KV server came back empty: everything resident is due again, from the first page on."""
-        with self._lock:
+        """Arena or KV server came back empty: everything resident is due again, from the first page on."""
+        with self.changed:
             for held in self._held.values():
-                held.kv_queued = held.kv_acked = held.first_page = held.watermark_sent = 0
+                held.kv_queued = held.kv_arena = held.kv_stored = held.first_page = held.watermark_sent = 0
                 if held.frozen:
                     held.kv_len = 0  # it has left the engine: nothing of it is worth waiting for
+            self.changed.notify_all()

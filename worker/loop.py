@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from context_daemon.observability import get_logger
 from context_daemon.records import FencingToken, Finish, RequestKey, ResumeReport
 from worker.answer import Answer
-from worker.commit import KVCommitter
-from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, StepOutput
+from worker.commit import KVCommitter, WrittenKV
+from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, SlotSpan, StepOutput
 from worker.ledger import Held, Ledger
 from worker.metrics import (
     BACK_PRESSURE,
@@ -45,8 +45,10 @@ class Admission:
     answer: Answer
     kv: bytes | bytearray | memoryview
     kv_len: int
+    stored: int  # of kv_len, positions that the KV store has under older epochs
     restore_ms: float
     interrupted: bool
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class _Running:
     restored: int
     restore_ms: float
     report_due: bool
+    sources: tuple[str, ...]
 
 
 class StepLoop:
@@ -82,6 +85,7 @@ class StepLoop:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[RequestKey, _Running] = {}
         self._samples: deque[tuple[float, int]] = deque()
+        self._scratch = bytearray()  # what a step's gather fills; grown, never shrunk
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self.beat = 0  # grows with each turn: the heartbeat's proof of life
@@ -115,13 +119,19 @@ class StepLoop:
         if current is not None and current.token >= held.token:
             return
         self._let_go(held.key)
-        self._ledger.add(held, admission.kv_len)
+        self._ledger.add(held, admission.stored)
         over = self._is_over(admission)
         if over is not None:
             self._ledger.finish(held.key, admission.answer.payload(over, exact=held.exact))
             return
         self._running[held.key] = _Running(
-            held, admission.answer, time.monotonic(), admission.kv_len, admission.restore_ms, admission.interrupted
+            held,
+            admission.answer,
+            time.monotonic(),
+            admission.kv_len,
+            admission.restore_ms,
+            admission.interrupted,
+            admission.sources,
         )
         request = EngineRequest(held.key, held.spec.prompt_token_ids, held.spec.params)
         resume = ResumeState(tuple(held.tokens), admission.kv_len, admission.kv) if admission.interrupted else None
@@ -145,7 +155,9 @@ class StepLoop:
 
     def _let_go(self, key: RequestKey) -> None:
         self._engine.abort(key)
-        self._running.pop(key, None)
+        running = self._running.pop(key, None)
+        if running is not None:
+            self._kv.writer.forget(key, running.held.token.epoch)
 
     def freeze(self, key: RequestKey) -> Held | None:
         """Stop a sequence after the step just done, its last slots exported; the ledger flushes what is on its way."""
@@ -214,7 +226,7 @@ class StepLoop:
         running.report_due = False
         recomputed = self._engine.recomputed_tokens(key)
         RECOMPUTED.inc(recomputed)
-        source = "store" if running.restored else "recompute"
+        source = "+".join(running.sources) if running.restored else "recompute"
         recompute_ms = 1e3 * (time.monotonic() - running.admitted_at)
         report = ResumeReport(recomputed, running.restored, running.restore_ms, recompute_ms, source)
         self._ledger.report_resume(key, report)
@@ -224,13 +236,29 @@ class StepLoop:
         self._let_go(key)
 
     def _export(self, max_slots: int, only: RequestKey | None = None) -> None:
-        batch = []
-        for item in self._ledger.take_kv(max_slots, only):
-            raw = bytearray((item.stop - item.start) * self._slot_bytes)
-            self._engine.export_slots(item.key, item.start, item.stop, memoryview(raw))
-            batch.append((item, raw))
-        if batch:
-            self._kv.put(batch)
+        """One gather over all that is due, then one write into the arena."""
+        due = self._ledger.take_kv(max_slots, only)
+        if not due:
+            return
+        size = sum(item.stop - item.start for item in due) * self._slot_bytes
+        if len(self._scratch) < size:
+            self._scratch = bytearray(size)
+        gathered = memoryview(self._scratch)[:size]
+        self._engine.export_slots([SlotSpan(item.key, item.start, item.stop) for item in due], gathered)
+        written, refused, at = [], [], 0
+        for item in due:
+            until = at + (item.stop - item.start) * self._slot_bytes
+            prompt = len(self._running[item.key].held.spec.prompt_token_ids)
+            slots = self._kv.writer.write(item.key, item.epoch, prompt, item.start, gathered[at:until])
+            at = until
+            if slots is None:
+                refused.append(item)
+            else:
+                written.append(WrittenKV(item, slots))
+        if refused:
+            self._ledger.kv_refused(refused)
+        if written:
+            self._kv.put(written)
 
     def _account(self, output: StepOutput) -> None:
         now = time.monotonic()

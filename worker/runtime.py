@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from context_daemon.client import ContextClient, NotOwner
+from context_daemon.client import ContextClient, NotOwner, Restored
+from context_daemon.kv_writer import KVWriter
 from context_daemon.observability import get_logger
 from context_daemon.records import (
     InterruptionCause,
@@ -21,12 +22,11 @@ from context_daemon.records import (
     Notice,
     NoticeKind,
     RequestKey,
-    RequestRecord,
     WorkerStatus,
 )
 from context_daemon.store import StoreUnavailable
 from worker import drain
-from worker.answer import Answer, AnswerBuilder
+from worker.answer import AnswerBuilder
 from worker.commit import KVCommitter, TokenCommitter
 from worker.engine.protocol import Engine, EngineFault
 from worker.ledger import Held, Ledger, Outcome
@@ -35,7 +35,8 @@ from worker.metrics import HANDED_OVER
 
 log = get_logger()
 
-_KV_RANGE_BYTES = 16 << 20  # one write; several go in one message
+_KV_RANGE_BYTES = 16 << 20  # one gather's part
+_SPARE_BLOCKS = 64  # free blocks of the arena at hand, so that no step waits for one
 _RETRY_S = 0.1
 _SETTLE_S = 2.0  # a dying worker waits so long for commits on their way
 _LAST_WORDS_S = 5.0  # and tries so long to hand back what it holds
@@ -81,7 +82,8 @@ class WorkerRuntime:
         layout = engine.layout
         self._ledger = Ledger(layout.fingerprint, layout.page_size, max(1, _KV_RANGE_BYTES // layout.slot_bytes))
         max_slots = max(64, options.max_queued_kv_bytes // layout.slot_bytes)
-        self._kv = KVCommitter(self._ledger, client, layout, max_slots, self._crashed)
+        writer = KVWriter(client, layout, max(_SPARE_BLOCKS, 2 * engine.capacity.max_num_seqs))
+        self._kv = KVCommitter(self._ledger, writer, max_slots, self._crashed)
         self._tokens = TokenCommitter(self._ledger, client, self._on_outcome, self._crashed)
         self._loop = StepLoop(
             engine,
@@ -102,6 +104,12 @@ class WorkerRuntime:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
+        try:
+            self._kv.writer.attach()
+        except StoreUnavailable as error:
+            log.warning(
+                "arena_not_attached", error=str(error), effect="KV waits in the engine until the daemon answers"
+            )
         for part in (self._tokens, self._kv, self._loop, self._heart):
             part.start()
 
@@ -142,12 +150,15 @@ class WorkerRuntime:
 
     def _restore_once(self, lease: Lease) -> None:
         started = time.monotonic()
-        record, kv, positions = self._client.restore(
-            lease.key, lease.token, self._options.worker_id, self._engine.layout
+        arena = self._kv.writer
+        restored = self._client.restore(
+            lease.key,
+            lease.token,
+            self._options.worker_id,
+            self._engine.layout,
+            arena=arena if arena.attached else None,
         )
-        positions = min(positions, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
-        restore_ms = 1e3 * (time.monotonic() - started)
-        admission = self._admission(record, kv, positions, restore_ms)
+        admission = self._admission(restored, 1e3 * (time.monotonic() - started))
         done = threading.Event()
 
         def admit() -> None:
@@ -159,12 +170,21 @@ class WorkerRuntime:
         while not done.wait(0.5) and not self._stopping.is_set():
             pass
 
-    def _admission(self, record: RequestRecord, kv: bytearray, positions: int, restore_ms: float) -> Admission:
+    def _admission(self, restored: Restored, restore_ms: float) -> Admission:
+        record, kv, positions, sources = restored
         tokens = list(record.tokens)
         held = Held(record.key, record.token, record.spec, tokens, acked=len(tokens), exact=record.exact)
-        answer: Answer = self._answers.start(record.key, record.spec, tokens)
-        interrupted = record.token.epoch > 1
-        return Admission(held, answer, kv, positions, restore_ms, interrupted)
+        same_layout = record.layout == self._engine.layout.fingerprint
+        return Admission(
+            held=held,
+            answer=self._answers.start(record.key, record.spec, tokens),
+            kv=kv,
+            kv_len=positions,
+            stored=min(positions, record.watermark) if same_layout else 0,
+            restore_ms=restore_ms,
+            interrupted=record.token.epoch > 1,
+            sources=sources,
+        )
 
     # -- after a commit ---------------------------------------------------------------------------------------------
     def _on_outcome(self, outcome: Outcome) -> None:
@@ -225,9 +245,9 @@ class WorkerRuntime:
         if notice != self._notice:
             event = "notice_seen" if notice else "notice_withdrawn"
             log.warning(event, kind=notice.kind if notice else "", deadline=notice.deadline if notice else 0)
+            if notice is None:
+                self._targets = {}  # by the next notice they may be gone themselves
         self._notice = notice
-        if notice is None:
-            self._targets = {}  # by the next notice they may be gone themselves
 
     def _terminating(self) -> Notice | None:
         return self._notice

@@ -22,6 +22,8 @@ from context_daemon import kv_slots
 from context_daemon.client import ContextClient, NotOwner, UnknownRequest
 from context_daemon.daemon import SERVICE
 from context_daemon.kv_pages import page_key
+from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, SlotRange
+from context_daemon.page_table import Shape
 from context_daemon.records import (
     CommitStatus,
     FencingToken,
@@ -37,16 +39,16 @@ from context_daemon.records import (
 )
 from context_daemon.redis_server import EmbeddedServers, ServerProcess, free_port, port_is_free
 from context_daemon.redis_store import RedisStore
-from context_daemon.store import LeaseRequest, SlotWrite, StoreRefusesWrites, StoreUnavailable
+from context_daemon.store import LeaseRequest, StoreRefusesWrites, StoreUnavailable
 
 LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=1, head_dim=4, page_size=4)
 PROMPT = 10
 
 
 class Daemon:
-    def __init__(self, servers: EmbeddedServers) -> None:
+    def __init__(self, servers: EmbeddedServers, node_id: str = "node-1", *flags: str) -> None:
         self.port = free_port()
-        self._command = [sys.executable, "-m", "context_daemon", "--node-id", "node-1",
+        self._command = [sys.executable, "-m", "context_daemon", "--node-id", node_id, *flags,
                          "--listen", f"127.0.0.1:{self.port}", "--durable-url", servers.durable.url,
                          "--kv-url", servers.kv.url, "--metrics-port", "0"]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
@@ -108,12 +110,41 @@ def slot(position: int) -> bytes:
     return bytes((position * 7 + i) % 256 for i in range(LAYOUT.slot_bytes))
 
 
-def write(lease: Lease, start: int, stop: int) -> SlotWrite:
-    raw = b"".join(slot(p) for p in range(start, stop))
-    data = kv_slots.frame(lease.key, lease.token.epoch, LAYOUT.fingerprint, start, raw, LAYOUT.slot_bytes)
-    return SlotWrite(
-        lease.key, lease.token.epoch, LAYOUT.fingerprint, start, stop - start, LAYOUT.slot_bytes, LAYOUT.page_size, data
-    )
+def raw_slots(start: int, stop: int) -> bytes:
+    return b"".join(slot(p) for p in range(start, stop))
+
+
+class Pages:
+    """A worker's writes: into the arena, announced, and waited for until they are in the KV store."""
+
+    def __init__(self, client: ContextClient, layout: KVLayout = LAYOUT) -> None:
+        self.writer = KVWriter(client, layout, spare_blocks=64)
+        self.writer.attach()
+
+    def put(self, lease: Lease, start: int, stop: int, raw: bytes | None = None) -> Announced:
+        written = self.writer.write(lease.key, lease.token.epoch, PROMPT, start, raw or raw_slots(start, stop))
+        assert written is not None
+        return self.writer.announce([written])
+
+    def stored(self, lease: Lease, positions: int) -> Announced:
+        owned = (lease.key, lease.token.epoch)
+        until(lambda: self.writer.announce([], [owned]).stored[owned] >= positions)
+        return self.writer.announce([], [owned])
+
+
+@pytest.fixture
+def pages(client: ContextClient) -> Pages:
+    return Pages(client)
+
+
+@pytest.fixture
+def elsewhere(own_servers: EmbeddedServers) -> Iterator[ContextClient]:
+    """Another node's daemon over the same stores: nothing but the KV store gives it pages."""
+    running = Daemon(own_servers, "node-2").start()
+    made = ContextClient(f"127.0.0.1:{running.port}")
+    yield made
+    made.close()
+    running.end(signal.SIGKILL)
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -139,25 +170,31 @@ def mark(positions: int, first_page: int = 0) -> KVWatermark:
     return KVWatermark(positions, first_page, LAYOUT.fingerprint)
 
 
-async def test_commit_and_restore_over_epochs(client: ContextClient, store: RedisStore) -> None:
+async def test_commit_and_restore_over_epochs(
+    client: ContextClient, elsewhere: ContextClient, pages: Pages, store: RedisStore
+) -> None:
     await start_job(store)
     first = await lease(store, 1, "w1")
-    client.write_slots([write(first, 0, 4), write(first, 4, 8), write(first, 8, 10)])
-    client.write_slots([write(first, 10, 11)])
+    for start, stop in ((0, 4), (4, 8), (8, 10), (10, 11)):
+        pages.put(first, start, stop)
+    pages.stored(first, 11)
     (result,) = client.commit([TokenCommit(first.key, first.token, 0, (5, 6), mark(11))])
     assert (result.status, result.length) == (CommitStatus.OK, 2)
     await store.requeue("job", 1, [(first.key, first.token)], InterruptionCause.WORKER_DIED)
     second = await lease(store, 1, "w2", epoch=2)
-    record, raw, positions = client.restore(second.key, second.token, "w2", LAYOUT)
-    assert record.tokens == (5, 6) and positions == 11 == record.watermark
-    assert bytes(raw) == b"".join(slot(p) for p in range(11))
+    for daemon, arena, source in ((client, pages.writer, "arena"), (client, None, "arena"), (elsewhere, None, "store")):
+        record, raw, positions, sources = daemon.restore(second.key, second.token, "w2", LAYOUT, arena=arena)
+        assert record.tokens == (5, 6) and positions == 11 == record.watermark
+        assert bytes(raw) == raw_slots(0, 11) and sources == (source,)
 
     # The new owner writes from the open page on; the two sealed pages stay under the first epoch.
-    client.write_slots([write(second, 8, 13)])
+    pages.put(second, 8, 13)
+    pages.stored(second, 13)
     client.commit([TokenCommit(second.key, second.token, 2, (7, 8), mark(13, first_page=2))])
-    record, raw, positions = client.restore(second.key, second.token, "w2", LAYOUT)
-    assert [(s.epoch, s.first_page) for s in record.segments] == [(1, 0), (3, 2)]
-    assert positions == 13 and bytes(raw) == b"".join(slot(p) for p in range(13))
+    for daemon, arena in ((client, pages.writer), (elsewhere, None)):
+        record, raw, positions, _ = daemon.restore(second.key, second.token, "w2", LAYOUT, arena=arena)
+        assert [(s.epoch, s.first_page) for s in record.segments] == [(1, 0), (3, 2)]
+        assert positions == 13 and bytes(raw) == raw_slots(0, 13)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +205,19 @@ async def test_commit_and_restore_over_epochs(client: ContextClient, store: Redi
     ],
 )  # fmt: skip
 async def test_damaged_pages_are_absent(
-    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers, page: int, damage: str, left: int
+    client: ContextClient,
+    elsewhere: ContextClient,
+    pages: Pages,
+    store: RedisStore,
+    own_servers: EmbeddedServers,
+    page: int,
+    damage: str,
+    left: int,
 ) -> None:
     await start_job(store)
     owner = await lease(store, 1, "w1")
-    client.write_slots([write(owner, 0, 12)])
+    pages.put(owner, 0, 12)
+    pages.stored(owner, 12)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6, 7), mark(12))])
     raw_server = redis.Redis.from_url(own_servers.kv.url)
     name = page_key(LAYOUT.fingerprint, owner.key, 1, page)
@@ -189,27 +234,47 @@ async def test_damaged_pages_are_absent(
     if damage != "delete":
         raw_server.set(name, bytes(value))
     raw_server.close()
-    record, raw, positions = client.restore(owner.key, owner.token, "w1", LAYOUT)
-    assert positions == left and bytes(raw) == b"".join(slot(p) for p in range(left))
+    record, raw, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT)
+    assert positions == left and bytes(raw) == raw_slots(0, left)
     assert record.watermark == 12
 
 
-async def test_restore_never_goes_past_the_watermark(client: ContextClient, store: RedisStore) -> None:
+async def test_restore_never_goes_past_what_is_committed(
+    client: ContextClient, elsewhere: ContextClient, pages: Pages, store: RedisStore
+) -> None:
     """Slots behind the watermark may belong to tokens that were never committed."""
     await start_job(store)
     owner = await lease(store, 1, "w1")
-    client.write_slots([write(owner, 0, 20)])
+    pages.put(owner, 0, 20)
+    pages.stored(owner, 20)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(6))])
-    assert client.restore(owner.key, owner.token, "w1", LAYOUT)[2] == 6
+    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT).positions == 6
+    assert client.restore(owner.key, owner.token, "w1", LAYOUT).positions == PROMPT, "T-1 with one token"
 
 
-async def test_restore_of_another_layout_gives_the_record_only(client: ContextClient, store: RedisStore) -> None:
+async def test_an_owners_uncommitted_slots_are_no_successors(
+    client: ContextClient, pages: Pages, store: RedisStore
+) -> None:
+    """The first owner ran two tokens past its last commit; the next one's tokens there may be others."""
+    await start_job(store)
+    first = await lease(store, 1, "w1")
+    pages.put(first, 0, 14)
+    client.commit([TokenCommit(first.key, first.token, 0, (5, 6))])
+    await store.requeue("job", 1, [(first.key, first.token)], InterruptionCause.WORKER_DIED)
+    second = await lease(store, 1, "w2", epoch=2)
+    client.commit([TokenCommit(second.key, second.token, 2, (7, 8, 9))])
+    assert client.restore(second.key, second.token, "w2", LAYOUT, arena=pages.writer).positions == PROMPT + 2
+
+
+async def test_restore_of_another_layout_gives_the_record_only(
+    client: ContextClient, pages: Pages, store: RedisStore
+) -> None:
     await start_job(store)
     owner = await lease(store, 1, "w1")
-    client.write_slots([write(owner, 0, 8)])
+    pages.put(owner, 0, 8)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
     other = KVLayout("other", "cpu-1", "float32", 2, 1, 4, 4)
-    record, raw, positions = client.restore(owner.key, owner.token, "w1", other)
+    record, raw, positions, _ = client.restore(owner.key, owner.token, "w1", other)
     assert record.watermark == 8 and positions == 0 and not raw
 
 
@@ -273,21 +338,23 @@ async def test_hung_durable_store_shows_within_the_timeout(
 
 
 async def test_kv_restart_changes_the_generation_and_costs_no_token(
-    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+    client: ContextClient, elsewhere: ContextClient, pages: Pages, store: RedisStore, own_servers: EmbeddedServers
 ) -> None:
     await start_job(store)
     owner = await lease(store, 1, "w1")
-    before = client.write_slots([write(owner, 0, 8)])
-    assert client.write_slots([write(owner, 8, 9)]) == before
-    client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(9))])
+    pages.put(owner, 0, 8)
+    before = pages.stored(owner, 8).generation
+    client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
     own_servers.kv.kill()
-    with pytest.raises(StoreUnavailable):
-        client.write_slots([write(owner, 9, 10)])
-    record, _, positions = client.restore(owner.key, owner.token, "w1", LAYOUT)
+    pages.put(owner, 8, 9)
+    record, _, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT)
     assert record.tokens == (5,) and positions == 0
     own_servers.kv.start()
-    assert available(lambda: client.write_slots([write(owner, 9, 10)])) != before
-    assert client.restore(owner.key, owner.token, "w1", LAYOUT)[2] == 0
+    until(lambda: pages.writer.announce([]).generation != before)
+    pages.writer.rewrite()
+    pages.put(owner, 0, 9)
+    pages.stored(owner, 9)
+    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT).positions == 8, "as far as the watermark says"
 
 
 async def test_a_notice_raised_while_the_store_is_away_is_not_lost(
@@ -317,11 +384,12 @@ async def test_heartbeats_carry_only_this_nodes_notices(client: ContextClient, s
 
 
 async def test_a_finished_request_leaves_no_pages(
-    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
+    client: ContextClient, pages: Pages, store: RedisStore, own_servers: EmbeddedServers
 ) -> None:
     await start_job(store)
     owner = await lease(store, 1, "w1")
-    client.write_slots([write(owner, 0, 11)])
+    pages.put(owner, 0, 11)
+    pages.stored(owner, 11)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6), mark(11))])
     client.commit([TokenCommit(owner.key, owner.token, 2, (7,), finish=Finish(True, b"{}"))])
     raw_server = redis.Redis.from_url(own_servers.kv.url)
@@ -353,21 +421,24 @@ def test_health_and_a_port_in_use(daemon: Daemon, own_servers: EmbeddedServers) 
     assert ended.returncode != 0 and f"cannot listen on 127.0.0.1:{daemon.port}" in ended.stderr.decode()
 
 
-async def test_a_large_write_is_cut_and_read_back_whole(client: ContextClient, store: RedisStore) -> None:
+async def test_large_writes_are_read_back_whole(
+    client: ContextClient, elsewhere: ContextClient, store: RedisStore
+) -> None:
     wide = KVLayout("wide", "cpu-1", "float32", num_layers=16, num_kv_heads=8, head_dim=64, page_size=4)
     await store.create_job(job_record("job"))
     await store.add_requests("job", [spec(1, 80)])
     await store.start_job("job", 1)
     owner = await lease(store, 1, "w1")
     raw = os.urandom(75 * wide.slot_bytes)
-    data = kv_slots.frame(owner.key, 1, wide.fingerprint, 2, raw[2 * wide.slot_bytes :], wide.slot_bytes)
-    head = kv_slots.frame(owner.key, 1, wide.fingerprint, 0, raw[: 2 * wide.slot_bytes], wide.slot_bytes)
-    assert len(data) > 4 << 20
-    for start, count, framed in ((2, 73, data), (0, 2, head)):
-        client.write_slots([SlotWrite(owner.key, 1, wide.fingerprint, start, count, wide.slot_bytes, 4, framed)])
+    pages = Pages(client, wide)
+    pages.put(owner, 0, 2, raw[: 2 * wide.slot_bytes])
+    pages.put(owner, 2, 75, raw[2 * wide.slot_bytes :])
+    pages.stored(owner, 75)
     client.commit([TokenCommit(owner.key, owner.token, 0, (1,), KVWatermark(75, 0, wide.fingerprint))])
-    _, got, positions = client.restore(owner.key, owner.token, "w1", wide)
-    assert positions == 75 and bytes(got) == raw
+    there = Pages(elsewhere, wide)
+    for daemon, arena in ((elsewhere, None), (elsewhere, there.writer), (client, pages.writer)):
+        _, got, positions, _ = daemon.restore(owner.key, owner.token, "w1", wide, arena=arena)
+        assert positions == 75 and bytes(got) == raw
 
 
 async def test_a_store_that_refuses_writes_is_named(tmp_path: Path) -> None:
@@ -389,9 +460,16 @@ async def test_a_store_that_refuses_writes_is_named(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_bad_messages_are_refused_by_name(client: ContextClient) -> None:
-    bad = SlotWrite(RequestKey("job", 1), 1, "lay", 0, 2, 64, 16, b"short")
-    with pytest.raises(ValueError, match="framed slots"):
-        client.write_slots([bad])
+def test_bad_messages_are_refused_by_name(client: ContextClient, pages: Pages) -> None:
+    stranger = SlotRange(RequestKey("job", 1), 1, 10, 0, 4, (1 << 20,))
+    with pytest.raises(ValueError, match="was not granted"):
+        pages.writer._calls.announce(pages.writer._attachment, [stranger], (), 0)  # type: ignore[arg-type]
+    short = SlotRange(RequestKey("job", 1), 1, 10, 0, 9, (0,))
+    with pytest.raises(ValueError, match="3 pages"):
+        pages.writer._calls.announce(pages.writer._attachment, [short], (), 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="do not fit the arena"):
+        client.attach_arena(Shape("huge", 1 << 40, 16), 1)
+    with pytest.raises(ArenaGone, match="attach again"):
+        client.announce(Attachment("another", "", 0, 1, ()), [], (), 0)
     with pytest.raises(ValueError, match="job id"):
         client.commit([TokenCommit(RequestKey("a}{b", 1), FencingToken(1, 1), 0, (1,))])

@@ -19,7 +19,7 @@ from tests.contract.worker_rig import PROMPTS, Rig, Worker, spec
 from tests.unit.tiny_model import write_tiny_model
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
-from worker.engine.protocol import EngineRequest
+from worker.engine.protocol import EngineRequest, SlotSpan
 
 COUNT = len(PROMPTS)
 
@@ -91,7 +91,7 @@ def computed(rig: Rig, num_threads: int) -> tuple[str, bytes]:
     while engine.has_work():
         positions = engine.step().kv_len.get(key, positions)
     out = bytearray(positions * engine.layout.slot_bytes)
-    engine.export_slots(key, 0, positions, memoryview(out))
+    engine.export_slots([SlotSpan(key, 0, positions)], memoryview(out))
     return engine.layout.numerics_class, bytes(out)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from context_daemon.client import ContextClient
+from context_daemon.kv_writer import Announced
 from context_daemon.records import (
     CommitResult,
     InterruptionCause,
@@ -160,7 +161,7 @@ def test_a_hand_over_meets_a_commit_whose_reply_was_lost(
     until(lambda: commits.lost, "a reply to be lost")
     with NoticeTo(rig, 0.1, source):
         drained(source)
-        assert len(source.notified) == COUNT, "each was moved, none left to run out"
+        until(lambda: len(source.notified) == COUNT, "each to be moved, none left to run out")
         target.runtime.admit(source.notified)
         assert compare(reference, rig.results("lost", COUNT)).ok
     assert {row.cause for row in rig.interruptions("lost")} == {InterruptionCause.NOTICE}
@@ -170,14 +171,14 @@ def test_kv_writes_that_fail_during_the_hand_over_are_made_again(
     rig: Rig, specs: list[RequestSpec], reference: list[bytes]
 ) -> None:
     source = started(rig, "kvaway", specs, 60)
-    write, back = source.client.write_slots, threading.Event()
+    announce, back = source.client.announce, threading.Event()
 
-    def away(writes: Any) -> str:
+    def away(*args: Any) -> Announced:
         if not back.is_set():
-            raise StoreUnavailable("no KV store")
-        return write(writes)
+            raise StoreUnavailable("no daemon")
+        return announce(*args)
 
-    source.client.write_slots = away  # type: ignore[method-assign]
+    source.client.announce = away  # type: ignore[method-assign]
     with NoticeTo(rig, 1.2, source):  # no time to finish, but some to flush
         until(lambda: all(held.frozen for held in source.runtime._ledger.all()), "the freeze")
         back.set()
@@ -194,10 +195,10 @@ def test_a_kv_store_that_is_gone_for_good_costs_kv_and_not_the_hand_over(
 ) -> None:
     source = started(rig, "kvgone", specs, 60)
 
-    def gone(writes: Any) -> str:
-        raise StoreUnavailable("no KV store")
+    def gone(*args: Any) -> Announced:
+        raise StoreUnavailable("no daemon")
 
-    source.client.write_slots = gone  # type: ignore[method-assign]
+    source.client.announce = gone  # type: ignore[method-assign]
     with NoticeTo(rig, 1.2, source):
         until(lambda: all(held.frozen for held in source.runtime._ledger.all()), "the freeze")
         rig.submit("beside", [spec(1, "and more", rig.tokenizer)])
@@ -240,7 +241,7 @@ def test_a_notice_while_requests_are_being_restored(
     second = rig.worker(f"b-{job_id}", "n1")
     restore = second.client.restore
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **kwargs: Any) -> Any:
         answer = restore(*args)
         time.sleep(0.8)  # four at a time: some come after the drain has begun, some after the deadline
         return answer

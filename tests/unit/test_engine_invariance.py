@@ -17,7 +17,7 @@ from tests.unit.tiny_model import tiny_config, write_tiny_model
 from worker.engine import linear, runner
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
-from worker.engine.protocol import EngineRequest, ResumeState
+from worker.engine.protocol import EngineRequest, ResumeState, SlotSpan
 from worker.engine.scheduler import Chunk
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -153,7 +153,7 @@ def test_restored_partly_restored_and_prefilled_again_are_the_same_bits(folder: 
         resident = first.engine._sequences[request.key].kv_len
         kv_len = rng.choice((0, resident // 2, resident))
         kv = bytearray(kv_len * first.engine.layout.slot_bytes)
-        first.engine.export_slots(request.key, 0, kv_len, memoryview(kv))
+        first.engine.export_slots([SlotSpan(request.key, 0, kv_len)], memoryview(kv))
         second.engine.add(request, ResumeState(done, kv_len, kv))
         second.tokens[request.key.line] = list(done)
     second.drain()
@@ -175,8 +175,8 @@ def test_exported_kv_is_the_same_bytes_by_decode_and_by_prefill(folder: Path) ->
     prefilled.engine.add(request, ResumeState(known[:-1]))
     prefilled.engine.step()
     one, other = bytearray(size), bytearray(size)
-    decoded.engine.export_slots(request.key, 0, positions, memoryview(one))
-    prefilled.engine.export_slots(request.key, 0, positions, memoryview(other))
+    decoded.engine.export_slots([SlotSpan(request.key, 0, positions)], memoryview(one))
+    prefilled.engine.export_slots([SlotSpan(request.key, 0, positions)], memoryview(other))
     assert one == other
 
 

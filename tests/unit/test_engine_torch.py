@@ -16,7 +16,7 @@ from tests.unit.tiny_model import EOS_ID, VOCAB_SIZE, tiny_config, write_tiny_mo
 from worker.engine.config import EngineConfig, EngineConfigError, plan_engine
 from worker.engine.engine import TorchEngine
 from worker.engine.model_folder import ModelFolderError, inspect_model_folder
-from worker.engine.protocol import EngineFault, EngineRequest, RequestError, ResumeState
+from worker.engine.protocol import EngineFault, EngineRequest, RequestError, ResumeState, SlotSpan
 
 GIB = 1024**3
 SHAPE: dict[str, Any] = {
@@ -147,7 +147,7 @@ def test_bfloat16_runs_outside_of_batch_invariant_mode(folder: Path) -> None:
     engine.add(EngineRequest(RequestKey("j", 0), prompts()[2], greedy(5)))
     assert len(run(engine)[0][0]) == 5
     out = bytearray(44 * engine.layout.slot_bytes)
-    engine.export_slots(RequestKey("j", 0), 0, 44, memoryview(out))
+    engine.export_slots([SlotSpan(RequestKey("j", 0), 0, 44)], memoryview(out))
     assert any(out)
 
 
@@ -190,7 +190,7 @@ def test_a_resumed_sequence_with_all_its_kv_feeds_one_token(folder: Path) -> Non
         tokens += [t.token_id for t in source.step().tokens]
     known = len(request.prompt_token_ids) + 6
     kv = bytearray((known - 1) * source.layout.slot_bytes)
-    source.export_slots(request.key, 0, known - 1, memoryview(kv))
+    source.export_slots([SlotSpan(request.key, 0, known - 1)], memoryview(kv))
     target.add(request, ResumeState(tuple(tokens), known - 1, kv))
     output = target.step()
     assert (output.prefill_tokens, output.decode_tokens) == (0, 1)
@@ -208,7 +208,7 @@ def test_export_speaks_the_canonical_layout(folder: Path) -> None:
     engine.step()
     layout = engine.layout
     out = bytearray(len(text) * layout.slot_bytes)
-    engine.export_slots(RequestKey("j", 0), 0, len(text), memoryview(out))
+    engine.export_slots([SlotSpan(RequestKey("j", 0), 0, len(text))], memoryview(out))
     slots = np.frombuffer(out, np.float32).reshape(len(text), layout.num_layers, 2, layout.num_kv_heads, -1)
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
@@ -217,20 +217,20 @@ def test_export_speaks_the_canonical_layout(folder: Path) -> None:
         for which, tensor in enumerate((cache.layers[layer].keys, cache.layers[layer].values)):
             np.testing.assert_allclose(slots[:, layer, which], tensor[0].transpose(0, 1).numpy(), atol=1e-4)
     part = bytearray(3 * layout.slot_bytes)
-    engine.export_slots(RequestKey("j", 0), 15, 18, memoryview(part))  # across a page border
+    engine.export_slots([SlotSpan(RequestKey("j", 0), 15, 18)], memoryview(part))  # across a page border
     assert part == out[15 * layout.slot_bytes : 18 * layout.slot_bytes]
 
 
 def test_export_refuses_what_is_not_there(folder: Path) -> None:
     engine = load(folder)
     with pytest.raises(KeyError):
-        engine.export_slots(RequestKey("j", 9), 0, 1, memoryview(bytearray(10)))
+        engine.export_slots([SlotSpan(RequestKey("j", 9), 0, 1)], memoryview(bytearray(10)))
     engine.add(EngineRequest(RequestKey("j", 0), prompts()[1], greedy(2)))
     engine.step()
     with pytest.raises(ValueError, match=r"not resident, KV covers \[0, 7\)"):
-        engine.export_slots(RequestKey("j", 0), 6, 8, memoryview(bytearray(2 * engine.layout.slot_bytes)))
+        engine.export_slots([SlotSpan(RequestKey("j", 0), 6, 8)], memoryview(bytearray(2 * engine.layout.slot_bytes)))
     with pytest.raises(ValueError, match="the buffer has 5"):
-        engine.export_slots(RequestKey("j", 0), 0, 1, memoryview(bytearray(5)))
+        engine.export_slots([SlotSpan(RequestKey("j", 0), 0, 1)], memoryview(bytearray(5)))
 
 
 REFUSALS: list[tuple[tuple[int, ...], dict[str, Any], str]] = [

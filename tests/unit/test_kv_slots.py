@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from context_daemon.kv_pages import page_parts
-from context_daemon.kv_slots import Absent, frame, framed_size, unframe
+from context_daemon.kv_slots import Absent, bare, frame, framed_size, identity, seal, verify
 from context_daemon.memory_kv import MemoryKV
 from context_daemon.records import RequestKey
 from context_daemon.store import SlotWrite
 
 KEY, LAYOUT, SLOT, PAGE = RequestKey("job", 3, 1), "abcd", 24, 4
+WHOSE = identity(KEY, 5, LAYOUT)
 
 
 def raw(start: int, stop: int) -> bytes:
@@ -18,12 +19,13 @@ def raw(start: int, stop: int) -> bytes:
 
 
 def page_bytes(page: int, count: int = PAGE, key: RequestKey = KEY, epoch: int = 5, layout: str = LAYOUT) -> bytes:
-    return frame(key, epoch, layout, page * PAGE, raw(page * PAGE, page * PAGE + count), SLOT)
+    whose = identity(key, epoch, layout)
+    return frame(whose, page * PAGE, raw(page * PAGE, page * PAGE + count), SLOT)
 
 
 def read(data: bytes, page: int = 2) -> tuple[int, int, Absent]:
-    got = unframe(KEY, 5, LAYOUT, page, data, SLOT, PAGE)
-    assert got.raw == raw(page * PAGE, page * PAGE + got.slots)
+    got = verify(memoryview(data), WHOSE, page * PAGE, SLOT, PAGE)
+    assert bare(memoryview(data), got.slots, SLOT) == raw(page * PAGE, page * PAGE + got.slots)
     return got.slots, got.rejected, got.reason
 
 
@@ -60,9 +62,19 @@ def test_any_flipped_bit_is_found(at: int, bit: int) -> None:
     assert slots == at // framed_size(SLOT) and reason is Absent.MISMATCH
 
 
+def test_sealing_in_place_is_framing() -> None:
+    page = bytearray(page_bytes(2))
+    step = framed_size(SLOT)
+    for at in range(2 * step, len(page), step):
+        page[at + SLOT : at + step] = bytes(step - SLOT)
+    assert read(bytes(page)) == (2, 2, Absent.MISMATCH)
+    seal(memoryview(page)[2 * step :], WHOSE, 10, SLOT)
+    assert bytes(page) == page_bytes(2)
+
+
 def test_raw_bytes_must_be_whole_slots() -> None:
     with pytest.raises(ValueError, match="whole slots"):
-        frame(KEY, 1, LAYOUT, 0, b"x" * (SLOT + 1), SLOT)
+        frame(WHOSE, 0, b"x" * (SLOT + 1), SLOT)
 
 
 @settings(deadline=None)
@@ -71,7 +83,7 @@ async def test_writes_in_any_order_and_cut_give_the_same_pages(pieces: list[tupl
     """Repeats and overlaps by position are harmless; what was written is read, nothing else."""
     store, covered = MemoryKV(), set()
     for start, count in pieces:
-        data = frame(KEY, 5, LAYOUT, start, raw(start, start + count), SLOT)
+        data = frame(WHOSE, start, raw(start, start + count), SLOT)
         for _ in range(2):
             await store.write_slots([SlotWrite(KEY, 5, LAYOUT, start, count, SLOT, PAGE, data)])
         covered |= set(range(start, start + count))
@@ -80,11 +92,11 @@ async def test_writes_in_any_order_and_cut_give_the_same_pages(pieces: list[tupl
         prefix = 0
         while prefix < PAGE and page * PAGE + prefix in covered:
             prefix += 1
-        assert unframe(KEY, 5, LAYOUT, page, found or b"", SLOT, PAGE).slots == prefix
+        assert verify(memoryview(found or b""), WHOSE, page * PAGE, SLOT, PAGE).slots == prefix
 
 
 def test_parts_are_whole_only_when_they_fill_the_page() -> None:
-    data = frame(KEY, 5, LAYOUT, 3, raw(3, 10), SLOT)
+    data = frame(WHOSE, 3, raw(3, 10), SLOT)
     parts = list(page_parts(SlotWrite(KEY, 5, LAYOUT, 3, 7, SLOT, PAGE, data)))
     step = framed_size(SLOT)
     assert [(p.page, p.offset, p.whole, len(p.data)) for p in parts] == [

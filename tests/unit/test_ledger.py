@@ -30,10 +30,15 @@ def ok(commit: TokenCommit) -> CommitResult:
     return CommitResult(commit.key, CommitStatus.OK, commit.position + len(commit.tokens))
 
 
-def ledger_with(item: Held, restored: int = 0) -> Ledger:
+def ledger_with(item: Held, stored: int = 0) -> Ledger:
     ledger = Ledger("layout", PAGE)
-    ledger.add(item, restored)
+    ledger.add(item, stored)
     return ledger
+
+
+def stored(ledger: Ledger, item: Held, positions: int) -> None:
+    """The daemon says how far the KV store is."""
+    ledger.kv_stored({(item.key, item.token.epoch): positions}, ships=True)
 
 
 def test_commits_go_from_the_acknowledged_position() -> None:
@@ -98,6 +103,9 @@ def test_watermark_claims_only_acknowledged_slots_and_rides_on_the_next_commit()
     ledger.kv_written([kv])
     ledger.append(item.key, 6)
     (commit,) = ledger.pending_commits()
+    assert commit.watermark is None, "in the arena is not in the KV store"
+    stored(ledger, item, 20)
+    (commit,) = ledger.pending_commits()
     assert commit.watermark is not None and commit.watermark.positions == 20
 
 
@@ -106,6 +114,9 @@ def test_a_prefill_commits_its_watermark_alone() -> None:
     ledger = ledger_with(item)
     ledger.computed({item.key: 16})
     ledger.kv_written(ledger.take_kv(1000))
+    assert ledger.kv_unstored() == [(item.key, 1)]
+    stored(ledger, item, 16)
+    assert ledger.kv_unstored() == []
     (commit,) = ledger.pending_commits()
     assert commit.tokens == () and commit.watermark is not None and commit.watermark.positions == 16
     ledger.acknowledge([commit], [ok(commit)])
@@ -114,7 +125,7 @@ def test_a_prefill_commits_its_watermark_alone() -> None:
 
 def test_resumed_sequence_writes_its_open_page_again() -> None:
     item = held(epoch=2, tokens=[1, 2, 3])
-    ledger = ledger_with(item, restored=21)
+    ledger = ledger_with(item, stored=21)
     ledger.computed({item.key: 22})
     (kv,) = ledger.take_kv(1000)
     assert (kv.start, kv.stop, kv.epoch) == (16, 22, 2)
@@ -130,23 +141,24 @@ def test_skipped_kv_is_filled_in_later_without_holes() -> None:
     assert (first.start, first.stop, second.start, second.stop) == (0, 10, 10, 19)
 
 
-def test_failed_writes_are_due_again_and_hide_no_hole() -> None:
+def test_what_found_no_room_is_due_again_and_what_came_behind_hides_no_hole() -> None:
     item = held()
     ledger = ledger_with(item)
     ledger.computed({item.key: 10})
     first = ledger.take_kv(100)
     ledger.computed({item.key: 15})
     second = ledger.take_kv(100)
-    ledger.kv_failed(first)
-    ledger.kv_written(second)  # was under way behind the failed one
-    assert item.kv_acked == 0
+    ledger.kv_refused(first)
+    ledger.kv_written(second)  # was written behind it
+    stored(ledger, item, 15)
+    assert item.kv_arena == 0 and item.kv_stored == 0
     (again,) = ledger.take_kv(100)
     assert (again.start, again.stop) == (0, 15)
 
 
 def test_lost_kv_store_makes_everything_due_again() -> None:
     item = held(epoch=2, tokens=[1])
-    ledger = ledger_with(item, restored=20)
+    ledger = ledger_with(item, stored=20)
     ledger.kv_lost()
     ledger.computed({item.key: 20})
     (kv,) = ledger.take_kv(100)
@@ -164,7 +176,11 @@ def test_finished_sequence_takes_no_more_tokens_and_leaves_when_acknowledged() -
     assert ledger.acknowledge(sent, [ok(sent[0])]).finished == [item.key]
 
 
-@given(st.lists(st.sampled_from(["token", "lose", "commit", "late", "kv", "kv_fail", "kv_lost"]), max_size=80))
+@given(
+    st.lists(
+        st.sampled_from(["token", "lose", "commit", "late", "kv", "kv_stored", "kv_refused", "kv_lost"]), max_size=80
+    )
+)
 def test_any_interleaving_reaches_the_store_whole_and_in_order(actions: list[str]) -> None:
     item = held()
     ledger = ledger_with(item)
@@ -190,12 +206,13 @@ def test_any_interleaving_reaches_the_store_whole_and_in_order(actions: list[str
             ledger.append(item.key, len(item.tokens))
             ledger.computed({item.key: item.total - 1})
         elif action == "kv":
-            for kv in flying or ledger.take_kv(7):
-                kv_store.update(range(kv.start, kv.stop))
-                ledger.kv_written([kv])
+            ledger.kv_written(flying or ledger.take_kv(7))
             flying = ledger.take_kv(3)
-        elif action == "kv_fail":
-            ledger.kv_failed(flying)
+        elif action == "kv_stored":
+            kv_store.update(range(item.kv_arena))
+            stored(ledger, item, item.kv_arena)
+        elif action == "kv_refused":
+            ledger.kv_refused(flying)
             flying = []
         elif action == "kv_lost":
             kv_store.clear()
@@ -247,17 +264,20 @@ def test_dropping_an_older_lease_leaves_the_newer_one() -> None:
     assert ledger.holds(new) and not ledger.holds(old)
 
 
-def test_a_frozen_sequence_is_exported_by_name_only_and_its_failed_writes_go_again_as_they_are() -> None:
+def test_a_frozen_sequence_is_exported_by_name_only_and_waits_for_the_store_only_where_kv_is_shipped() -> None:
     item = held()
     ledger = ledger_with(item)
-    ledger.computed({item.key: 20})
+    ledger.computed({item.key: 19})
     under_way = ledger.take_kv(10)
     ledger.freeze(item.key)
-    (rest,) = ledger.take_kv(100, item.key)
-    assert ledger.kv_failed(under_way) == set(under_way)
     assert ledger.take_kv(100) == [], "the engine has let go of it"
+    (rest,) = ledger.take_kv(100, item.key)
     ledger.kv_written([*under_way, rest])
-    assert item.kv_acked == 20 and ledger.wait_flushed(item.key, 0)
+    assert not ledger.wait_flushed(item.key, 0)
+    ledger.kv_stored({}, ships=False)
+    assert ledger.wait_flushed(item.key, 0)
+    ledger.kv_stored({(item.key, 1): 19, (item.key, 2): 3}, ships=True)
+    assert ledger.wait_flushed(item.key, 0)
 
 
 def test_a_frozen_sequence_waits_for_no_kv_that_cannot_come_back() -> None:
@@ -268,3 +288,16 @@ def test_a_frozen_sequence_waits_for_no_kv_that_cannot_come_back() -> None:
     assert not ledger.wait_flushed(item.key, 0)
     ledger.kv_lost()
     assert ledger.wait_flushed(item.key, 0) and ledger.watermark(item) is None
+
+
+def test_a_frozen_sequence_goes_without_what_found_no_room() -> None:
+    item = held()
+    ledger = ledger_with(item)
+    ledger.computed({item.key: 19})
+    written = ledger.take_kv(10)
+    ledger.freeze(item.key)
+    ledger.kv_refused(ledger.take_kv(100, item.key))
+    ledger.kv_written(written)
+    stored(ledger, item, 10)
+    mark = ledger.watermark(item)
+    assert ledger.wait_flushed(item.key, 0) and mark is not None and mark.positions == 10

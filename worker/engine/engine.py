@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from worker.engine import admission, numerics
 from worker.engine.attention import BLOCK, REVISION
 from worker.engine.config import EngineConfig, EnginePlan, plan_engine
 from worker.engine.groups import order_chunks
-from worker.engine.protocol import Capacity, EngineFault, EngineRequest, NewToken, ResumeState, StepOutput
+from worker.engine.protocol import Capacity, EngineFault, EngineRequest, NewToken, ResumeState, SlotSpan, StepOutput
 from worker.engine.runner import Logits, ModelRunner
 from worker.engine.sampler import sample
 from worker.engine.scheduler import Chunk, Schedule, Scheduler
@@ -103,17 +104,21 @@ class TorchEngine:
             suspects = tuple(chunk.sequence.key for chunk in chunks)
             raise EngineFault(f"a step over {len(chunks)} sequences failed: {error!r}", suspects) from error
 
-    def export_slots(self, key: RequestKey, start: int, stop: int, out: memoryview) -> None:
-        sequence = self._sequences[key]
-        if not 0 <= start <= stop <= sequence.kv_len:
-            raise ValueError(f"{key}: positions [{start}, {stop}) are not resident, KV covers [0, {sequence.kv_len})")
-        if out.nbytes != (stop - start) * self._layout.slot_bytes:
+    def export_slots(self, ranges: Iterable[SlotSpan], out: memoryview) -> None:
+        slots: list[int] = []
+        for key, start, stop in ranges:
+            sequence = self._sequences[key]
+            if not 0 <= start <= stop <= sequence.kv_len:
+                raise ValueError(
+                    f"{key}: positions [{start}, {stop}) are not resident, KV covers [0, {sequence.kv_len})"
+                )
+            slots += self._runner.slots(sequence, start, stop)
+        if out.nbytes != len(slots) * self._layout.slot_bytes:
             raise ValueError(
-                f"{key}: {stop - start} slots are {(stop - start) * self._layout.slot_bytes} bytes, "
-                f"the buffer has {out.nbytes}"
+                f"{len(slots)} slots are {len(slots) * self._layout.slot_bytes} bytes, the buffer has {out.nbytes}"
             )
-        if start < stop:
-            self._runner.pool.export(self._runner.slots(sequence, start, stop), out)
+        if slots:
+            self._runner.pool.export(slots, out)
 
     def abort(self, key: RequestKey) -> None:
         sequence = self._sequences.pop(key, None)

@@ -57,12 +57,11 @@ class KVPool:
             by_page[:, :, page].zero_()
 
     def export(self, slots: list[int], out: memoryview) -> None:
-        first, count = slots[0], len(slots)
-        if slots == list(range(first, first + count)):
-            source = self._slots[:, :, first : first + count]
-        else:
-            source = self._slots.index_select(2, torch.tensor(slots))
-        self._canonical(out, count).copy_(source.permute(2, 0, 1, 3))
+        """One gather, straight into `out`: pieces of `head_dim` values in the canonical order."""
+        first = torch.arange(self._slots.shape[0])[:, None] * self._slots.shape[1] * self._slots.shape[2]
+        rows = torch.tensor(slots)[:, None, None] + (first + self._first_row)
+        target = torch.frombuffer(out, dtype=self._slots.dtype).view(-1, self.head_dim)
+        torch.index_select(self._slots.view(-1, self.head_dim), 0, rows.view(-1), out=target)
 
     def load(self, slots: list[int], source: bytes | bytearray | memoryview) -> None:
         data = self._canonical(bytearray(source), len(slots)).permute(1, 2, 0, 3).contiguous()

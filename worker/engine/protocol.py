@@ -6,8 +6,9 @@ iterations; nothing in it waits for a network.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from context_daemon.records import KVLayout, RequestKey, SamplingParams
 
@@ -75,6 +76,14 @@ class StepOutput:
     decode_tokens: int = 0
 
 
+class SlotSpan(NamedTuple):
+    """Positions `[start, stop)` of a sequence."""
+
+    key: RequestKey
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     running: int
@@ -101,8 +110,8 @@ class Engine(Protocol):
 
     def has_work(self) -> bool: ...
 
-    def export_slots(self, key: RequestKey, start: int, stop: int, out: memoryview) -> None:
-        """Copy the slots of positions `[start, stop)` into `out` (`(stop - start) * slot_bytes` writable bytes).
+    def export_slots(self, ranges: Sequence[SlotSpan], out: memoryview) -> None:
+        """Copy the slots of all `ranges`, one after another, into `out` (their count times `slot_bytes`), in one gather.
 
         Raises KeyError for an unknown sequence and ValueError for positions that are not resident.
         """

@@ -1,0 +1,235 @@
+"""The KV half of a context daemon: arena, page table and shipping, behind plain methods. One event loop calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import psutil
+
+from context_daemon import eviction, metrics
+from context_daemon.arena import Arena, slab_bytes
+from context_daemon.commit_mode import ShipBudget, ShipPolicy
+from context_daemon.kv_metrics import ABSENT_PAGES
+from context_daemon.kv_slots import identity, verify
+from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, SlotRange
+from context_daemon.observability import get_logger
+from context_daemon.page_table import Held, PageTable, Shape
+from context_daemon.pieces import Piece
+from context_daemon.records import CommitResult, CommitStatus, RequestRecord, TokenCommit
+from context_daemon.shipper import Shipper
+from context_daemon.slabs import Slabs
+from context_daemon.store import KVStore, StoreUnavailable
+from context_daemon.watermark import epoch_of_page
+
+log = get_logger()
+
+_GRANT_SHARE = 4  # of the arena, at most a quarter may be granted to one worker without being announced
+_READERS_GRACE_S = 5.0  # a worker copies a page out of the arena within that
+
+
+class ArenaFull(Exception):
+    """Not even one page of this layout fits; the message says what to do."""
+
+
+@dataclass(slots=True)
+class _Attached:
+    number: int
+    shape: Shape
+    pid: int
+    granted: set[int] = field(default_factory=set)
+
+
+class KVService:
+    """`start` its background work, `close` it. Everything here is soft: what is lost is computed again."""
+
+    def __init__(self, kv: KVStore, arena_bytes: int, budget: ShipBudget, noticed: Callable[[], bool]) -> None:
+        self._kv = kv
+        self.arena = Arena(arena_bytes)
+        self._slabs = Slabs(arena_bytes, slab_bytes(arena_bytes))
+        self.table = PageTable(self._slabs.give, time.monotonic)
+        self.shipper = Shipper(self.table, self.arena, kv, ShipPolicy(budget, time.monotonic()), noticed)
+        self._attached: dict[int, _Attached] = {}
+        self._attachments = 0
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self.shipper.run(), name="ship KV")
+
+    async def failed(self) -> None:
+        """Raises what ended the shipping, if anything did. Call after `start`."""
+        if self._running is not None:
+            await asyncio.shield(self._running)
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self.arena.close()
+
+    # -- a worker writes --------------------------------------------------------------------------------------------
+    def attach(self, shape: Shape, pid: int, want: int) -> Attachment:
+        """Raises ArenaFull when pages of this layout do not fit at all."""
+        self._reap()
+        if self._slabs.blocks_of(shape.block_bytes) < _GRANT_SHARE:
+            raise ArenaFull(
+                f"pages of {shape.block_bytes} bytes do not fit the arena of {self.arena.total_bytes}: "
+                "give the context daemon a larger --arena-bytes"
+            )
+        self._attachments += 1
+        attached = self._attached[self._attachments] = _Attached(self._attachments, shape, pid)
+        granted = self._grant(attached, want)
+        log.info("arena_attached", attachment=attached.number, pid=pid, layout=shape.layout, blocks=len(granted))
+        return Attachment(self.arena.arena_id, self.arena.path, self.arena.total_bytes, attached.number, granted)
+
+    def _reap(self) -> None:
+        """Take back what was granted to processes that are gone."""
+        for number, attached in list(self._attached.items()):
+            if not psutil.pid_exists(attached.pid):
+                for block in attached.granted:
+                    self._slabs.give(block)
+                del self._attached[number]
+
+    def _grant(self, attached: _Attached, want: int) -> tuple[int, ...]:
+        most = max(1, self._slabs.blocks_of(attached.shape.block_bytes) // _GRANT_SHARE)
+        blocks = self._take(attached.shape, min(want, most - len(attached.granted)))
+        attached.granted.update(blocks)
+        return tuple(blocks)
+
+    def _take(self, shape: Shape, count: int) -> list[int]:
+        """Free blocks; when there are too few, pages that are worth least make room."""
+        if count <= 0:
+            return []
+        blocks = self._slabs.take(shape.block_bytes, count)
+        if len(blocks) < count:
+            evicted = eviction.victims(self.table.entries(), count - len(blocks))
+            for victim in evicted:
+                metrics.EVICTED_PAGES.inc(self.table.evict(*victim))
+            blocks += self._slabs.take(shape.block_bytes, count - len(blocks))
+        metrics.ARENA_BYTES.set(self._slabs.used_bytes)
+        return blocks
+
+    def announce(
+        self,
+        arena_id: str,
+        number: int,
+        ranges: Sequence[SlotRange],
+        asks: Iterable[Owned],
+        want: int,
+    ) -> Announced:
+        """Take in what a worker wrote. Raises ArenaGone for another arena's blocks, ValueError for what was not granted."""
+        attached = self._attached.get(number)
+        if attached is None or arena_id != self.arena.arena_id:
+            raise ArenaGone(
+                f"arena {arena_id or '(none)'} under attachment {number} is not this daemon's: attach again"
+            )
+        for item in ranges:
+            self._take_in(attached, item)
+        owned = [(item.key, item.epoch) for item in ranges]
+        return Announced(
+            generation=self.shipper.generation,
+            stored={item: self.table.stored(*item) for item in (*owned, *asks)},
+            granted=self._grant(attached, want),
+            ships=self.shipper.policy.ships,
+        )
+
+    def _take_in(self, attached: _Attached, item: SlotRange) -> None:
+        shape = attached.shape
+        pages = -(-item.stop // shape.page_size) - item.start // shape.page_size
+        if not 0 <= item.start < item.stop or len(item.blocks) != pages:
+            raise ValueError(
+                f"slots [{item.start}, {item.stop}) of {item.key} in {len(item.blocks)} blocks: {pages} pages"
+            )
+        for number, block in enumerate(item.blocks, item.start // shape.page_size):
+            if block not in attached.granted and block != self.table.block_of(item.key, number, item.epoch):
+                raise ValueError(f"block {block} of {item.key} was not granted to attachment {attached.number}")
+        attached.granted.difference_update(item.blocks)
+        self.table.announce(item.key, shape, item.epoch, item.prompt_tokens, item.start, list(item.blocks), item.stop)
+        metrics.ARENA_SLOTS.inc(item.stop - item.start)
+        self.shipper.due(item.key)
+
+    def page_size(self, layout: str) -> int:
+        """Of a layout that was written here; 16 for any other."""
+        return next((item.shape.page_size for item in self._attached.values() if item.shape.layout == layout), 16)
+
+    # -- tokens pass by ---------------------------------------------------------------------------------------------
+    def committed(self, commit: TokenCommit, result: CommitResult) -> None:
+        if result.status is CommitStatus.OK:
+            self.table.committed(commit.key, commit.token.epoch, commit.position + len(commit.tokens))
+            if commit.finish is not None:
+                self.table.end(commit.key)
+        elif result.status is CommitStatus.FENCED:
+            self.table.disown(commit.key, commit.token.epoch)
+
+    # -- an owner takes over ----------------------------------------------------------------------------------------
+    async def pages(self, record: RequestRecord, shape: Shape, in_arena: bool) -> AsyncIterator[Piece]:
+        """The pages of the T-1 positions that can have KV, from the first on, until one is nowhere to be had.
+
+        A page from elsewhere passes through a free block; with `in_arena` false, or none free, it comes as bytes.
+        """
+        wanted = len(record.spec.prompt_token_ids) + len(record.tokens) - 1
+        here = self.table.held(record.key, shape.layout)
+        for number in range(-(-wanted // shape.page_size)):
+            needed = min(shape.page_size, wanted - number * shape.page_size)
+            held = here.get(number)
+            piece = None if held is not None and held.slots >= needed else await self._from_store(record, shape, number)
+            if held is not None and (piece is None or piece.slots <= held.slots):
+                piece = self._lend(held) if in_arena else self._copied(held, shape)
+            if piece is None:
+                return
+            yield self._placed(piece, shape) if in_arena else piece
+            if piece.slots < needed:
+                return
+
+    def _lend(self, held: Held) -> Piece:
+        self.table.pin(held.block)
+        asyncio.get_running_loop().call_later(_READERS_GRACE_S, self.table.unpin, held.block)
+        return Piece(held.number, held.epoch, held.slots, "arena", held.block)
+
+    def _copied(self, held: Held, shape: Shape) -> Piece:
+        data = bytes(self.arena.view[held.block : held.block + held.slots * shape.row_bytes])
+        return Piece(held.number, held.epoch, held.slots, "arena", data=data)
+
+    def _placed(self, piece: Piece, shape: Shape) -> Piece:
+        if not piece.data:
+            return piece
+        blocks = self._slabs.take(shape.block_bytes, 1)
+        if not blocks:
+            return piece
+        self.arena.view[blocks[0] : blocks[0] + len(piece.data)] = piece.data
+        asyncio.get_running_loop().call_later(_READERS_GRACE_S, self._slabs.give, blocks[0])
+        return msgspec.structs.replace(piece, block=blocks[0], data=b"")
+
+    async def _from_store(self, record: RequestRecord, shape: Shape, number: int) -> Piece | None:
+        """A page up to the first slot that is absent or does not match; None when nothing of it counts."""
+        epoch = epoch_of_page(record.segments, number)
+        left = record.watermark - number * shape.page_size
+        if left <= 0:
+            return None
+        if record.layout != shape.layout:
+            ABSENT_PAGES.labels("layout").inc()
+            return None
+        data = await self._read(record, epoch, number)
+        if epoch is None or data is None:
+            ABSENT_PAGES.labels("missing").inc()
+            return None
+        metrics.KV_BYTES_READ.inc(len(data))
+        whose = identity(record.key, epoch, shape.layout)
+        good = verify(memoryview(data), whose, number * shape.page_size, shape.slot_bytes, shape.page_size)
+        slots = min(good.slots, left)
+        if slots < min(left, shape.page_size):
+            ABSENT_PAGES.labels(str(good.reason)).inc()
+        return Piece(number, epoch, slots, "store", data=data[: slots * shape.row_bytes]) if slots else None
+
+    async def _read(self, record: RequestRecord, epoch: int | None, page: int) -> bytes | None:
+        if epoch is None:
+            return None
+        try:
+            return await self._kv.read_page(record.key, epoch, record.layout, page)
+        except StoreUnavailable as error:  # KV is soft: what is missing is computed again
+            metrics.STORE_ERRORS.labels("kv").inc()
+            log.warning("kv_store_away", request=str(record.key), error=str(error))
+            return None

@@ -1,0 +1,181 @@
+"""A worker's way into its node's page arena: blocks to write into, and the word that they are written."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from context_daemon.arena import MappedArena
+from context_daemon.kv_slots import Buffer, framed_size, identity, seal
+from context_daemon.page_table import Shape
+from context_daemon.records import KVLayout, RequestKey
+from context_daemon.store import StoreUnavailable
+
+Owned = tuple[RequestKey, int]  # request, epoch
+
+
+class ArenaGone(StoreUnavailable):
+    """The daemon has another arena now: what was written is lost, and is to be written again after `attach`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    arena_id: str
+    path: str
+    total_bytes: int
+    number: int
+    granted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRange:
+    """Slots `[start, stop)` of a request's epoch and the block of each page that they touch."""
+
+    key: RequestKey
+    epoch: int
+    prompt_tokens: int
+    start: int
+    stop: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The daemon's answer. `stored` is how far each request is in the KV store; `ships` whether anything ever goes there."""
+
+    generation: str
+    stored: dict[Owned, int]
+    granted: tuple[int, ...]
+    ships: bool
+
+
+class ArenaCalls(Protocol):
+    """What of the daemon's service the writer needs. Both raise StoreUnavailable; `announce` ArenaGone, too."""
+
+    def attach_arena(self, shape: Shape, want_blocks: int) -> Attachment: ...
+
+    def announce(
+        self,
+        attachment: Attachment,
+        ranges: Sequence[SlotRange],
+        asks: Iterable[Owned],
+        want_blocks: int,
+    ) -> Announced: ...
+
+
+class KVWriter:
+    """`write` in the engine's thread, `announce` in the committer's. What finds no block is refused, not waited for."""
+
+    def __init__(self, calls: ArenaCalls, layout: KVLayout, spare_blocks: int) -> None:
+        self._calls = calls
+        self.shape = Shape(layout.fingerprint, layout.slot_bytes, layout.page_size)
+        self._spare = spare_blocks
+        self._lock = threading.Lock()
+        self._attachment: Attachment | None = None
+        self._arena: MappedArena | None = None
+        self._free: deque[int] = deque()
+        self._owned: dict[Owned, dict[int, int]] = {}  # blocks by page
+
+    @property
+    def attached(self) -> bool:
+        return self._attachment is not None
+
+    def attach(self) -> None:
+        """Map the daemon's arena; whatever was written to another before is forgotten."""
+        attachment = self._calls.attach_arena(self.shape, self._spare)
+        try:
+            arena = MappedArena(attachment.path, attachment.total_bytes)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the context daemon's arena at {attachment.path} cannot be mapped: {error}. The worker must run on the "
+                "daemon's machine, as the same user and in the same PID namespace"
+            ) from error
+        with self._lock:
+            self._attachment, self._arena = attachment, arena
+            self._owned.clear()
+            self._free = deque(attachment.granted)
+
+    def detach(self) -> None:
+        """The arena is no use any more: nothing is written until the next `attach`."""
+        with self._lock:
+            self._attachment = None
+
+    def write(self, key: RequestKey, epoch: int, prompt_tokens: int, start: int, raw: Buffer) -> SlotRange | None:
+        """Copy raw consecutive slots into their blocks; the trailers come with `announce`. None when there is no room."""
+        stop = start + len(raw) // self.shape.slot_bytes
+        with self._lock:
+            arena = self._arena if self._attachment is not None else None
+            blocks = self._blocks(key, epoch, start, stop) if arena is not None else None
+        if blocks is None or arena is None:
+            return None
+        source = np.frombuffer(raw, np.uint8).reshape(stop - start, self.shape.slot_bytes)
+        for first, until, at in self._parts(start, stop, blocks):
+            rows = np.ndarray(
+                (until - first, self.shape.slot_bytes), np.uint8, arena.view, at, (self.shape.row_bytes, 1)
+            )
+            rows[:] = source[first - start : until - start]
+        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks)
+
+    def announce(self, ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
+        """Seal what was written and tell the daemon; idempotent. Raises StoreUnavailable, or ArenaGone."""
+        with self._lock:
+            attachment, arena = self._attachment, self._arena
+            want = max(0, self._spare - len(self._free))
+        if attachment is None or arena is None:
+            raise ArenaGone("no arena is attached")
+        for item in ranges:
+            self._seal(arena, item)
+        answer = self._calls.announce(attachment, ranges, asks, want)
+        with self._lock:
+            if self._attachment is attachment:
+                self._free.extend(answer.granted)
+        return answer
+
+    def forget(self, key: RequestKey, epoch: int) -> None:
+        """Nothing more is written under this epoch. Its blocks are the daemon's, or will be when they are announced."""
+        with self._lock:
+            self._owned.pop((key, epoch), None)
+
+    def rewrite(self) -> None:
+        """All that is written from now on goes to new blocks: the old ones may be shipped or evicted at any moment."""
+        with self._lock:
+            self._owned.clear()
+
+    def read(self, block: int, slots: int) -> memoryview:
+        """A page's framed slots, as they are now."""
+        if self._arena is None:
+            raise ArenaGone("no arena is attached")
+        return self._arena.view[block : block + slots * self.shape.row_bytes]
+
+    @property
+    def arena_id(self) -> str:
+        return self._attachment.arena_id if self._attachment else ""
+
+    def _blocks(self, key: RequestKey, epoch: int, start: int, stop: int) -> tuple[int, ...] | None:
+        owned = self._owned.setdefault((key, epoch), {})
+        pages = range(start // self.shape.page_size, -(-stop // self.shape.page_size))
+        missing = [page for page in pages if page not in owned]
+        if len(missing) > len(self._free):
+            return None
+        for page in missing:
+            owned[page] = self._free.popleft()
+        return tuple(owned[page] for page in pages)
+
+    def _parts(self, start: int, stop: int, blocks: Sequence[int]) -> Iterable[tuple[int, int, int]]:
+        """(first position, until, byte offset in the arena) of each page's part."""
+        size = self.shape.page_size
+        for index, block in enumerate(blocks):
+            page = start // size + index
+            first, until = max(start, page * size), min(stop, (page + 1) * size)
+            yield first, until, block + (first - page * size) * self.shape.row_bytes
+
+    def _seal(self, arena: MappedArena, item: SlotRange) -> None:
+        whose = identity(item.key, item.epoch, self.shape.layout)
+        for first, until, at in self._parts(item.start, item.stop, item.blocks):
+            part = arena.view[at : at + (until - first) * framed_size(self.shape.slot_bytes)]
+            seal(part, whose, first, self.shape.slot_bytes)

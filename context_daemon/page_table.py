@@ -1,0 +1,306 @@
+"""Which pages the arena holds, how far each counts, and what of them is in the KV store. Pure bookkeeping, no bytes.
+
+Pages lie under (request, epoch, page). What an owner announced counts only as far as its tokens were committed through this
+daemon: KV of a token that was never committed may be of another token than the one that will be.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from context_daemon.kv_slots import framed_size
+from context_daemon.records import RequestKey
+
+_REMEMBERED = 100_000  # requests: an announcement may come after the end, and a commit before the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the pages of a layout lie in memory."""
+
+    layout: str  # KVLayout.fingerprint
+    slot_bytes: int
+    page_size: int
+
+    @property
+    def row_bytes(self) -> int:
+        return framed_size(self.slot_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.row_bytes * self.page_size
+
+
+@dataclass(slots=True)
+class Page:
+    """One page under one epoch. Slots `[0, count)` are there, `[0, stored)` in the KV store."""
+
+    epoch: int
+    block: int
+    count: int = 0
+    stored: int = 0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request's pages here."""
+
+    key: RequestKey
+    shape: Shape
+    touched: float
+    pages: dict[int, dict[int, Page]] = field(default_factory=dict)  # by page, by epoch
+    known: dict[int, int] = field(default_factory=dict)  # positions whose tokens are committed, by epoch
+    prompt: int = 0
+    stored: dict[int, int] = field(default_factory=dict)  # positions in the KV store without a hole, by epoch
+    unshipped: set[tuple[int, int]] = field(default_factory=set)  # (page, epoch) of which the store lacks something
+    owner: int = 0  # epoch that runs on this node; 0: none
+
+    def all(self) -> Iterator[tuple[int, Page]]:
+        for number, by_epoch in self.pages.items():
+            for page in by_epoch.values():
+                yield number, page
+
+    @property
+    def positions(self) -> int:
+        """How far any page reaches: what a restore from here saves."""
+        return max((number * self.shape.page_size + page.count for number, page in self.all()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A page as a restore may use it."""
+
+    number: int
+    epoch: int
+    block: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Slots `[start, stop)` of a page that the KV store does not have."""
+
+    key: RequestKey
+    shape: Shape
+    number: int
+    epoch: int
+    block: int
+    start: int
+    stop: int
+
+    @property
+    def bytes(self) -> int:
+        return (self.stop - self.start) * self.shape.row_bytes
+
+
+class PageTable:
+    """`free(block)` is called for each block that nobody needs any more; pinned ones are freed when let go."""
+
+    def __init__(self, free: Callable[[int], None], clock: Callable[[], float]) -> None:
+        self._free = free
+        self._clock = clock
+        self._entries: dict[RequestKey, Entry] = {}
+        self._ended: OrderedDict[RequestKey, None] = OrderedDict()
+        self._lengths: OrderedDict[tuple[RequestKey, int], int] = OrderedDict()
+        self._pins: dict[int, int] = {}
+        self._freed_while_pinned: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def get(self, key: RequestKey) -> Entry | None:
+        return self._entries.get(key)
+
+    def block_of(self, key: RequestKey, number: int, epoch: int) -> int | None:
+        entry = self._entries.get(key)
+        page = entry.pages.get(number, {}).get(epoch) if entry else None
+        return page.block if page else None
+
+    # -- what owners say --------------------------------------------------------------------------------------------
+    def announce(
+        self, key: RequestKey, shape: Shape, epoch: int, prompt: int, start: int, blocks: list[int], stop: int
+    ) -> int:
+        """Slots of positions `[start, stop)` are written, in one block for each page touched.
+
+        Returns how far the epoch's KV reaches without a hole. Blocks that do not count are freed: those of an ended
+        request, of an older layout, or behind a hole.
+        """
+        if key in self._ended:
+            self._give_back(blocks)
+            return stop
+        entry = self._entry(key, shape)
+        entry.owner = max(entry.owner, epoch)
+        entry.prompt = prompt
+        entry.known[epoch] = max(entry.known.get(epoch, 0), prompt + self._lengths.get((key, epoch), 0))
+        size = shape.page_size
+        entry.stored.setdefault(epoch, start // size * size)
+        for index, block in enumerate(blocks):
+            number = start // size + index
+            first = max(0, start - number * size)
+            self._extend(entry, number, epoch, block, first, min(size, stop - number * size))
+        return self._reach(entry, epoch, start // size)
+
+    def _entry(self, key: RequestKey, shape: Shape) -> Entry:
+        entry = self._entries.get(key)
+        if entry is not None and entry.shape != shape:
+            self._drop(entry)
+            entry = None
+        if entry is None:
+            entry = self._entries[key] = Entry(key, shape, self._clock())
+        entry.touched = self._clock()
+        return entry
+
+    def _extend(self, entry: Entry, number: int, epoch: int, block: int, first: int, stop: int) -> None:
+        by_epoch = entry.pages.setdefault(number, {})
+        page = by_epoch.get(epoch)
+        if page is None or page.block != block:  # new, or written anew elsewhere
+            if page is not None:
+                self._release(page.block)
+            page = by_epoch[epoch] = Page(epoch, block)
+        if first <= page.count:
+            page.stored = min(page.stored, first)  # written again: once more to be shipped
+            page.count = max(page.count, stop)
+            entry.unshipped.add((number, epoch))
+
+    def _reach(self, entry: Entry, epoch: int, number: int) -> int:
+        size = entry.shape.page_size
+        reach = number * size
+        while (page := entry.pages.get(number, {}).get(epoch)) is not None:
+            reach = number * size + page.count
+            if page.count < size:
+                break
+            number += 1
+        return reach
+
+    def committed(self, key: RequestKey, epoch: int, tokens: int) -> None:
+        """So many generated tokens are durable under `epoch`: the KV of their positions counts."""
+        entry = self._entries.get(key)
+        if entry is not None and epoch in entry.known:
+            entry.known[epoch] = max(entry.known[epoch], entry.prompt + tokens)
+        else:
+            self._lengths[key, epoch] = tokens  # its KV is still to be announced
+            while len(self._lengths) > _REMEMBERED:
+                self._lengths.popitem(last=False)
+
+    def disown(self, key: RequestKey, epoch: int) -> None:
+        """The owner under `epoch` is no more; its pages wait for whoever comes next."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.owner <= epoch:
+            entry.owner = 0
+            entry.touched = self._clock()
+
+    def end(self, key: RequestKey) -> None:
+        """The request is over: its pages go at once."""
+        self._ended[key] = None
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        self.forget(key)
+
+    def forget(self, key: RequestKey) -> None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        self._entries.pop(entry.key, None)
+        for _, page in entry.all():
+            self._release(page.block)
+
+    # -- restores ---------------------------------------------------------------------------------------------------
+    def held(self, key: RequestKey, layout: str) -> dict[int, Held]:
+        """The pages that count, by number: of each, the epoch that reaches furthest."""
+        entry = self._entries.get(key)
+        if entry is None or entry.shape.layout != layout:
+            return {}
+        found = {number: self._longest(entry, number) for number in entry.pages}
+        return {number: held for number, held in found.items() if held is not None}
+
+    @staticmethod
+    def _longest(entry: Entry, number: int) -> Held | None:
+        first = number * entry.shape.page_size
+        best: Held | None = None
+        for page in entry.pages.get(number, {}).values():
+            slots = min(page.count, entry.known.get(page.epoch, 0) - first)
+            if slots > 0 and (best is None or (slots, page.epoch) > (best.slots, best.epoch)):
+                best = Held(number, page.epoch, page.block, slots)
+        return best
+
+    # -- the KV store -----------------------------------------------------------------------------------------------
+    def due(self, key: RequestKey) -> list[Due]:
+        """What the store lacks of a request, in order of position."""
+        entry = self._entries.get(key)
+        return [self._due(entry, number, epoch) for number, epoch in sorted(entry.unshipped)] if entry else []
+
+    @staticmethod
+    def _due(entry: Entry, number: int, epoch: int) -> Due:
+        page = entry.pages[number][epoch]
+        return Due(entry.key, entry.shape, number, epoch, page.block, page.stored, page.count)
+
+    def mark_stored(self, due: Due) -> None:
+        entry = self._entries.get(due.key)
+        page = entry.pages.get(due.number, {}).get(due.epoch) if entry else None
+        if entry is None or page is None or page.block != due.block or page.stored < due.start:
+            return  # gone, or written anew meanwhile
+        page.stored = max(page.stored, due.stop)
+        if page.stored >= page.count:
+            entry.unshipped.discard((due.number, due.epoch))
+        first = due.number * due.shape.page_size
+        if first + due.start <= entry.stored.get(due.epoch, -1) < first + due.stop:
+            entry.stored[due.epoch] = first + due.stop
+
+    def mark_lost(self, key: RequestKey) -> None:
+        """The store has nothing of this request any more."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.stored = dict.fromkeys(entry.stored, 0)
+            for number, page in entry.all():
+                page.stored = 0
+                entry.unshipped.add((number, page.epoch))
+
+    def stored(self, key: RequestKey, epoch: int) -> int:
+        """Positions of this epoch's own pages, from its first page on, that the store acknowledged without a hole."""
+        entry = self._entries.get(key)
+        return entry.stored.get(epoch, 0) if entry else 0
+
+    # -- room -------------------------------------------------------------------------------------------------------
+    def evict(self, key: RequestKey, number: int, epoch: int) -> bool:
+        """Forget one page. False if it is gone, or is still being written by its owner."""
+        entry = self._entries.get(key)
+        page = entry.pages.get(number, {}).get(epoch) if entry else None
+        if entry is None or page is None or (epoch == entry.owner and page.count < entry.shape.page_size):
+            return False
+        del entry.pages[number][epoch]
+        entry.unshipped.discard((number, epoch))
+        if not entry.pages[number]:
+            del entry.pages[number]
+        if not entry.pages and not entry.owner:
+            del self._entries[key]
+        self._release(page.block)
+        return True
+
+    def pin(self, block: int) -> None:
+        """Keep a block as it is while somebody reads it."""
+        self._pins[block] = self._pins.get(block, 0) + 1
+
+    def unpin(self, block: int) -> None:
+        self._pins[block] -= 1
+        if self._pins[block] == 0:
+            del self._pins[block]
+            if block in self._freed_while_pinned:
+                self._freed_while_pinned.discard(block)
+                self._free(block)
+
+    def _release(self, block: int) -> None:
+        if block in self._pins:
+            self._freed_while_pinned.add(block)
+        else:
+            self._free(block)
+
+    def _give_back(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._release(block)
