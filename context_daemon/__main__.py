@@ -52,6 +52,7 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.option(
     "--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts."
 )
+@click.option("--max-peer-streams", type=click.IntRange(min=1), default=8, show_default=True, help="To other nodes.")
 @click.option("--arena-bytes", type=int, default=0, help="Shared memory for KV pages; by default 1/8 of the machine's.")
 @click.option(
     "--kv-commit", type=click.Choice(KVCommit), default=KVCommit.STORE, show_default=True,
