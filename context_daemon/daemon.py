@@ -14,11 +14,11 @@ from grpc_reflection.v1alpha import reflection
 
 from context_daemon.arena import MIN_BYTES
 from context_daemon.commit_mode import KVCommit, ShipBudget
+from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_service import KVService
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
 from context_daemon.records import NoticeKind
-from context_daemon.redis_kv import RedisKV
 from context_daemon.redis_store import RedisStore
 from context_daemon.server import ContextServer
 from protos import context_pb2 as pb
@@ -38,7 +38,7 @@ class DaemonConfig:
     node_id: str
     listen: str  # host:port; port 0 takes a free one
     durable_url: str
-    kv_url: str
+    kv_urls: tuple[str, ...]  # of all KV servers, the same on every node (see KVCluster)
     store_timeout_s: float = 1.0
     kv_ttl_s: int = 6 * 3600
     worker_ttl_s: float = 10.0
@@ -50,13 +50,14 @@ class DaemonConfig:
 
 
 class ContextDaemon:
-    """`start()` answers the port. It starts whether or not the stores are up: they may come back later."""
+    """`start()` answers the port. It starts whether or not the stores are up: they may come back later. Raises ValueError
+    for a wrong or repeated KV URL."""
 
     def __init__(self, config: DaemonConfig) -> None:
         self._config = config
         self._log = get_logger(node=config.node_id)
         self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
-        self._kv = RedisKV(config.kv_url, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
+        self._kv = KVCluster(config.kv_urls, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
         budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb)
         self._pages = KVService(self._kv, config.arena_bytes or default_arena_bytes(), budget, self._going)

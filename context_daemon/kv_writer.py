@@ -45,11 +45,19 @@ class SlotRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """The daemon's answer. `stored` is how far each request is in the KV store; `ships` whether anything ever goes there."""
+class Progress:
+    """`stored` positions are in the KV store. `losses` grows with each time that the request's KV server came back empty,
+    from 0 when the epoch's owner began: all that the owner has is then to be written again, from position 0."""
 
-    generation: str
-    stored: dict[Owned, int]
+    stored: int
+    losses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The daemon's answer, with each request's progress; `ships` is whether anything ever goes to the KV store."""
+
+    progress: dict[Owned, Progress]
     granted: tuple[int, ...]
     ships: bool
 
@@ -141,10 +149,11 @@ class KVWriter:
         with self._lock:
             self._owned.pop((key, epoch), None)
 
-    def rewrite(self) -> None:
-        """All that is written from now on goes to new blocks: the old ones may be shipped or evicted at any moment."""
+    def rewrite(self, lost: Iterable[Owned]) -> None:
+        """What is written of these from now on goes to new blocks: the old ones may be shipped or evicted at any moment."""
         with self._lock:
-            self._owned.clear()
+            for owned in lost:
+                self._owned.pop(owned, None)
 
     def read(self, block: int, slots: int) -> memoryview:
         """A page's framed slots, as they are now."""

@@ -119,6 +119,7 @@ class ContextServer(ContextServiceServicer):
         metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
         if not request.want_kv:
             return
+        await self._service.restoring(record)
         in_arena = request.arena_id == self._service.arena.arena_id
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         async for piece in self._service.pages(record, shape, in_arena):
