@@ -14,6 +14,7 @@ from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import bare, identity, verify
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
 from context_daemon.page_table import Shape
+from context_daemon.rates import PrefillCost
 from context_daemon.records import (
     CommitResult,
     FencingToken,
@@ -45,6 +46,9 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+EXPENSIVE = PrefillCost(fixed_s=0.0, token_s=3600.0)  # whoever does not say what computing costs wants pages
 
 
 class NotOwner(Exception):
@@ -123,8 +127,10 @@ class ContextClient:
         layout: KVLayout,
         want_kv: bool = True,
         arena: KVWriter | None = None,
+        prefill: PrefillCost = EXPENSIVE,
     ) -> Restored:
-        """The record and what could be had of its KV; pages of `arena` are read where they lie. Raises NotOwner when the
+        """The record and what could be had of its KV; pages of `arena` are read where they lie, and none
+        come when `prefill` says that computing is sooner. Raises NotOwner when the
         lease is not this worker's. Lost KV only makes the answer shorter."""
         request = pb.RestoreRequest(
             key=wire.key_to_pb(key),
@@ -135,6 +141,7 @@ class ContextClient:
             arena_id=arena.arena_id if arena else "",
             slot_bytes=layout.slot_bytes,
             page_size=layout.page_size,
+            prefill=wire.prefill_to_pb(prefill),
         )
         call = self._kv.Restore(request, timeout=self._kv_timeout_s)
         try:

@@ -42,6 +42,7 @@ class DaemonConfig:
     store_timeout_s: float = 1.0
     kv_ttl_s: int = 6 * 3600
     worker_ttl_s: float = 10.0
+    advertise: str = ""  # host:port by which other nodes reach this daemon; by default what it listens on
     arena_bytes: int = 0  # 0: an eighth of the machine's memory, at most 16 GiB
     kv_commit: KVCommit = KVCommit.STORE
     kv_bandwidth: float = math.inf  # bytes/s that `auto` may ship
@@ -60,9 +61,23 @@ class ContextDaemon:
         self._kv = KVCluster(config.kv_urls, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
         budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb)
-        self._pages = KVService(self._kv, config.arena_bytes or default_arena_bytes(), budget, self._going)
+        here = config.advertise or config.listen
+        self._pages = KVService(
+            self._kv,
+            None,
+            here=here,
+            arena_bytes=config.arena_bytes or default_arena_bytes(),
+            budget=budget,
+            noticed=self._going,
+        )
         self._service = ContextServer(
-            self._store, self._kv, self._pages, self._board, node_id=config.node_id, worker_ttl_s=config.worker_ttl_s
+            self._store,
+            self._kv,
+            self._pages,
+            self._board,
+            node_id=config.node_id,
+            address=here,
+            worker_ttl_s=config.worker_ttl_s,
         )
         limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
         # Two daemons on one port would each get half the commits: refuse instead.
