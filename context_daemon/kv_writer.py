@@ -42,6 +42,7 @@ class SlotRange:
     start: int
     stop: int
     blocks: tuple[int, ...]
+    arena_id: str = ""  # that they were written to; stays in the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class KVWriter:
         """Copy raw consecutive slots into their blocks; the trailers come with `announce`. None when there is no room."""
         stop = start + len(raw) // self.shape.slot_bytes
         with self._lock:
-            arena = self._arena if self._attachment is not None else None
+            arena_id, arena = self.arena_id, self._arena if self._attachment is not None else None
             blocks = self._blocks(key, epoch, start, stop) if arena is not None else None
         if blocks is None or arena is None:
             return None
@@ -127,7 +128,7 @@ class KVWriter:
                 (until - first, self.shape.slot_bytes), np.uint8, arena.view, at, (self.shape.row_bytes, 1)
             )
             rows[:] = source[first - start : until - start]
-        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks)
+        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks, arena_id)
 
     def announce(self, ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
         """Seal what was written and tell the daemon; idempotent. Raises StoreUnavailable, or ArenaGone."""

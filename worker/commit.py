@@ -170,10 +170,11 @@ class KVCommitter(_Thread):
             return
 
     def _announce(self, asks: list[Owned]) -> None:
-        sent, started = self._unsent, time.monotonic()
+        # What the loop wrote to a former arena before it heard of its end is due again and counts as never written.
+        sent, started = [w for w in self._unsent if w.slots.arena_id == self.writer.arena_id], time.monotonic()
         answer = self.writer.announce([written.slots for written in sent], asks)
         elapsed = time.monotonic() - started
-        self._sent(sent)
+        self._sent(self._unsent)
         self._away = False
         if sent:
             self.latency_s += 0.1 * (elapsed - self.latency_s)
