@@ -21,6 +21,7 @@ from context_daemon.observability import get_logger
 from context_daemon.records import NoticeKind
 from context_daemon.redis_store import RedisStore
 from context_daemon.server import ContextServer
+from context_daemon.sweeper import Sweeper
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import add_ContextServiceServicer_to_server
 
@@ -82,7 +83,8 @@ class ContextDaemon:
         limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
         # Two daemons on one port would each get half the commits: refuse instead.
         self._server = grpc.aio.server(options=[*limits, ("grpc.so_reuseport", 0)])
-        self._refresher: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(self._pages.table, self._store, here)
+        self._background: list[asyncio.Task[None]] = []
 
     def _notice_error(self, error: str) -> None:
         self._log.warning("notices_not_exchanged", error=error)
@@ -105,25 +107,24 @@ class ContextDaemon:
         await self._server.start()
         for name in ("", SERVICE):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._refresher = asyncio.create_task(self._board.run(_NOTICE_INTERVAL_S))
-        self._pages.start()
+        work = (self._board.run(_NOTICE_INTERVAL_S), self._pages.shipper.run(), self._sweeper.run())
+        self._background = [asyncio.create_task(item) for item in work]
         self._log.info("listening", listen=self._config.listen, port=port)
         return port
 
     async def failed(self) -> None:
         """Raises when notices are no longer exchanged or KV is no longer shipped: the process must then be replaced. Call
         after `start`."""
-        if self._refresher is not None:
-            await asyncio.gather(asyncio.shield(self._refresher), self._pages.failed())
+        await asyncio.gather(*(asyncio.shield(task) for task in self._background))
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """Calls in flight get `grace_s` to end."""
         await self._server.stop(grace_s)
-        if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.gather(self._refresher, return_exceptions=True)  # `failed` has told of an error
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)  # `failed` has told of an error
         await self._service.close()
-        await self._pages.close()
+        self._pages.close()
         await self._store.close()
         await self._kv.close()
         self._log.info("stopped")

@@ -43,7 +43,7 @@ class _Attached:
 
 
 class KVService:
-    """`start` its background work, `close` it. Everything here is soft: what is lost is computed again."""
+    """`shipper.run` is its background work. Everything here is soft: what is lost is computed again."""
 
     def __init__(
         self,
@@ -62,20 +62,8 @@ class KVService:
         self.restorer = Restorer(self.table, self._lend, kv, peers, probed_links(self.arena), here)
         self._attached: dict[int, _Attached] = {}
         self._attachments = 0
-        self._running: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._running = asyncio.create_task(self.shipper.run(), name="ship KV")
-
-    async def failed(self) -> None:
-        """Raises what ended the shipping, if anything did. Call after `start`."""
-        if self._running is not None:
-            await asyncio.shield(self._running)
-
-    async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+    def close(self) -> None:
         self.arena.close()
 
     # -- a worker writes --------------------------------------------------------------------------------------------

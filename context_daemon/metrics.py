@@ -27,3 +27,6 @@ RESTORE_SECONDS = Histogram(
 )
 RESTORE_BYTES = Counter("tideover_restore_bytes_total", "Bytes of pages that came, by source", ["source"])
 RESTORE_ERROR = Gauge("tideover_restore_prediction_factor", "By what factor predictions of fetches miss, averaged")
+SWEPT = Counter(
+    "tideover_swept_requests_total", "Requests whose pages were let go because the store says they are over"
+)

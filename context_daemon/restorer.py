@@ -86,6 +86,7 @@ class Wish:
     record: RequestRecord
     shape: Shape
     prefill: PrefillCost
+    only: str = ""  # the one source that may be used; "": any
 
     @property
     def wanted(self) -> int:
@@ -154,7 +155,7 @@ class Restorer:
         return [
             SourceOffer(kind, min(positions, wish.wanted), rate.rate, links.under_way.get(kind, 0))
             for kind, positions, rate in found
-            if positions > 0
+            if positions > 0 and wish.only in ("", kind.value)
         ]
 
     def _here_positions(self, wish: Wish) -> int:

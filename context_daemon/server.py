@@ -125,7 +125,7 @@ class ContextServer(ContextServiceServicer):
             return
         await self._service.restoring(record)
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
-        wish = Wish(record, shape, wire.prefill_from_pb(request.prefill))
+        wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
         in_arena = request.arena_id == self._service.arena.arena_id
         async with aclosing(self._service.pages(wish, in_arena)) as pieces:
             async for piece in pieces:

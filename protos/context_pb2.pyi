@@ -191,7 +191,7 @@ class WriteSlotsResponse(_message.Message):
     def __init__(self, progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size", "prefill")
+    __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size", "prefill", "only")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class RestoreRequest(_message.Message):
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     token: FencingToken
     worker_id: str
@@ -210,7 +211,8 @@ class RestoreRequest(_message.Message):
     slot_bytes: int
     page_size: int
     prefill: PrefillCost
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill: _Optional[_Union[PrefillCost, _Mapping]] = ...) -> None: ...
+    only: str
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill: _Optional[_Union[PrefillCost, _Mapping]] = ..., only: _Optional[str] = ...) -> None: ...
 
 class PrefillCost(_message.Message):
     __slots__ = ("fixed_s", "token_s", "attention_s", "slowdown")
