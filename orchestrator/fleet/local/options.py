@@ -41,7 +41,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_servers: int = 1
     kv_store_memory: int = 1 << 30  # bytes, maxmemory of each KV server
     kv_commit: KVCommit = KVCommit.STORE
-    kv_bandwidth: float | None = None  # bytes/s of each machine, with auto; None: no bound
+    kv_bandwidth: int | None = None  # bytes/s of each machine, with auto; None: no bound
     kv_cost_budget: float | None = None  # money an hour of each machine, with auto; None: no bound
     kv_price_per_gb: float = 0.0
     arena_bytes: int = 0  # shared memory for KV of each machine; 0: the context daemon's default
