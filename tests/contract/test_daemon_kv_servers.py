@@ -61,7 +61,7 @@ class Setting:
                 return False
             name = identity(key, epoch, LAYOUT.fingerprint)
             good = verify(memoryview(data), name, page * PAGE, LAYOUT.slot_bytes, PAGE)
-            raw += bare(memoryview(data), good.slots, LAYOUT.slot_bytes)
+            raw += bare(memoryview(data), good.slots, LAYOUT.slot_bytes).tobytes()
         return raw == raw_slots(0, positions)
 
 
