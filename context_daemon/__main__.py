@@ -54,6 +54,7 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.option(
     "--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts."
 )
+@click.option("--max-peer-streams", type=click.IntRange(min=1), default=8, show_default=True, help="To other nodes.")
 @ship_options
 def main(metrics_port: int, metrics_host: str, **options: str) -> None:
     """Keep tokens, KV pages, heartbeats and notices of one node."""

@@ -217,6 +217,13 @@ def _status(error: Any) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details() or error.code().name
 
 
+def _pages(stream: Iterator[pb.RestoreResponse]) -> Iterator[pb.RestoredPage]:
+    for part in stream:
+        if not part.pages.pages:
+            return  # that was all; the daemon waits for us to end the call
+        yield from part.pages.pages
+
+
 def _receive(
     key: RequestKey, layout: KVLayout, arena: KVWriter | None, stream: Iterator[pb.RestoreResponse]
 ) -> Restored:
@@ -224,8 +231,8 @@ def _receive(
     wanted = max(0, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
     raw, positions = np.empty((wanted, layout.slot_bytes), np.uint8), 0
     sources: list[str] = []
-    for part in stream:
-        page, first = part.page, part.page.page * layout.page_size
+    for page in _pages(stream):
+        first = page.page * layout.page_size
         if first != positions or positions >= wanted:
             break
         framed = memoryview(page.slots) if page.slots or arena is None else arena.read(page.block, page.count)
