@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import sys
 from collections.abc import Coroutine
@@ -11,9 +10,9 @@ from typing import Any
 
 import click
 
-from context_daemon.commit_mode import KVCommit
 from context_daemon.daemon import ContextDaemon, DaemonConfig
 from context_daemon.observability import configure_logging, get_logger, serve_metrics
+from context_daemon.ship_options import ship_options
 
 
 async def _run(config: DaemonConfig) -> None:
@@ -44,7 +43,10 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.option("--listen", default="127.0.0.1:7070", show_default=True, help="host:port of the gRPC service.")
 @click.option("--advertise", default="", help="host:port by which other nodes reach it; by default --listen.")
 @click.option("--durable-url", required=True, help="redis:// URL of the durable store.")
-@click.option("--kv-url", required=True, help="redis:// URL of the KV page store.")
+@click.option(
+    "--kv-url", "kv_urls", required=True, multiple=True,
+    help="redis:// URL of a KV page server; repeat for several, the same ones on every node.",
+)  # fmt: skip
 @click.option("--metrics-port", type=int, default=0, show_default=True, help="Port of /metrics; 0 takes a free one.")
 @click.option("--metrics-host", default="127.0.0.1", show_default=True)
 @click.option("--store-timeout", "store_timeout_s", type=float, default=1.0, show_default=True, help="Seconds.")
@@ -53,20 +55,10 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
     "--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts."
 )
 @click.option("--max-peer-streams", type=click.IntRange(min=1), default=8, show_default=True, help="To other nodes.")
-@click.option("--arena-bytes", type=int, default=0, help="Shared memory for KV pages; by default 1/8 of the machine's.")
-@click.option(
-    "--kv-commit", type=click.Choice(KVCommit), default=KVCommit.STORE, show_default=True,
-    help="What of the KV leaves the node: every step (store), nothing (arena), all when a notice comes (grace), or what "
-    "the budgets allow (auto). Tokens are committed every step in all of them.",
-)  # fmt: skip
-@click.option("--kv-bandwidth", type=float, default=math.inf, help="auto: bytes/s that may leave the node.")
-@click.option("--kv-cost-budget", type=float, default=math.inf, help="auto: money an hour that it may cost.")
-@click.option(
-    "--kv-price-per-gb", type=float, default=0.0, help="auto: price of a GB to the KV store; 0 within a zone."
-)
+@ship_options
 def main(metrics_port: int, metrics_host: str, **options: str) -> None:
     """Keep tokens, KV pages, heartbeats and notices of one node."""
-    config = DaemonConfig(**options)  # type: ignore[arg-type]  # click has converted them
+    config = DaemonConfig(**{name: value for name, value in options.items() if value is not None})  # type: ignore[arg-type]
     configure_logging("context-daemon", node=config.node_id)
     try:
         port = serve_metrics(metrics_host, metrics_port)

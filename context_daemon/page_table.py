@@ -53,6 +53,7 @@ class Entry:
     pages: dict[int, dict[int, Page]] = field(default_factory=dict)  # by page, by epoch
     known: dict[int, int] = field(default_factory=dict)  # positions whose tokens are committed, by epoch
     prompt: int = 0
+    first: dict[int, int] = field(default_factory=dict)  # position from which its owner announced, by epoch
     stored: dict[int, int] = field(default_factory=dict)  # positions in the KV store without a hole, by epoch
     unshipped: set[tuple[int, int]] = field(default_factory=set)  # (page, epoch) of which the store lacks something
     owner: int = 0  # epoch that runs on this node; 0: none
@@ -138,12 +139,19 @@ class PageTable:
         entry.prompt = prompt
         entry.known[epoch] = max(entry.known.get(epoch, 0), prompt + self._lengths.get((key, epoch), 0))
         size = shape.page_size
-        entry.stored.setdefault(epoch, start // size * size)
+        self._begin(entry, epoch, start // size * size)
         for index, block in enumerate(blocks):
             number = start // size + index
             first = max(0, start - number * size)
             self._extend(entry, number, epoch, block, first, min(size, stop - number * size))
         return self._reach(entry, epoch, start // size)
+
+    @staticmethod
+    def _begin(entry: Entry, epoch: int, first: int) -> None:
+        """An owner that goes back before its first page writes anew what is not in the store any more."""
+        if first < entry.first.setdefault(epoch, first):
+            entry.first[epoch] = entry.stored[epoch] = first
+        entry.stored.setdefault(epoch, first)
 
     def _entry(self, key: RequestKey, shape: Shape) -> Entry:
         entry = self._entries.get(key)

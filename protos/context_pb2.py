@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/context.proto\x12\x13tideover.context.v1\":\n\nRequestKey\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\x05\"2\n\x0c\x46\x65ncingToken\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"D\n\x0bKVWatermark\x12\x11\n\tpositions\x18\x01 \x01(\x03\x12\x12\n\nfirst_page\x18\x02 \x01(\x03\x12\x0e\n\x06layout\x18\x03 \x01(\t\"\x87\x01\n\x0cResumeReport\x12\x19\n\x11recomputed_tokens\x18\x01 \x01(\x03\x12\x1a\n\x12restored_positions\x18\x02 \x01(\x03\x12\x12\n\nrestore_ms\x18\x03 \x01(\x01\x12\x14\n\x0crecompute_ms\x18\x04 \x01(\x01\x12\x16\n\x0erestore_source\x18\x05 \x01(\t\"%\n\x06\x46inish\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\xa4\x02\n\x0bTokenCommit\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x0e\n\x06tokens\x18\x04 \x03(\x05\x12\x33\n\twatermark\x18\x05 \x01(\x0b\x32 .tideover.context.v1.KVWatermark\x12+\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1b.tideover.context.v1.Finish\x12\x31\n\x06resume\x18\x07 \x01(\x0b\x32!.tideover.context.v1.ResumeReport\"B\n\rCommitRequest\x12\x31\n\x07\x63ommits\x18\x01 \x03(\x0b\x32 .tideover.context.v1.TokenCommit\"\x7f\n\x0c\x43ommitResult\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x31\n\x06status\x18\x02 \x01(\x0e\x32!.tideover.context.v1.CommitStatus\x12\x0e\n\x06length\x18\x03 \x01(\x03\"D\n\x0e\x43ommitResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.tideover.context.v1.CommitResult\"m\n\x12\x41ttachArenaRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x0b\n\x03pid\x18\x04 \x01(\x03\x12\x13\n\x0bwant_blocks\x18\x05 \x01(\x03\"o\n\x13\x41ttachArenaResponse\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x12\n\nattachment\x18\x04 \x01(\x03\x12\x0f\n\x07granted\x18\x05 \x03(\x03\"\x8d\x01\n\tSlotRange\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\r\n\x05start\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x12\x0e\n\x06\x62locks\x18\x06 \x03(\x03\"\xad\x01\n\x11WriteSlotsRequest\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x12\n\nattachment\x18\x02 \x01(\x03\x12.\n\x06ranges\x18\x03 \x03(\x0b\x32\x1e.tideover.context.v1.SlotRange\x12-\n\x04\x61sks\x18\x04 \x03(\x0b\x32\x1f.tideover.context.v1.KVProgress\x12\x13\n\x0bwant_blocks\x18\x05 \x01(\x03\"Y\n\nKVProgress\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06stored\x18\x03 \x01(\x03\"{\n\x12WriteSlotsResponse\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\x31\n\x08progress\x18\x02 \x03(\x0b\x32\x1f.tideover.context.v1.KVProgress\x12\x0f\n\x07granted\x18\x03 \x03(\x03\x12\r\n\x05ships\x18\x04 \x01(\x08\"\x9e\x02\n\x0eRestoreRequest\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x0f\n\x07want_kv\x18\x05 \x01(\x08\x12\x10\n\x08\x61rena_id\x18\x06 \x01(\t\x12\x12\n\nslot_bytes\x18\x07 \x01(\x03\x12\x11\n\tpage_size\x18\x08 \x01(\x05\x12\x31\n\x07prefill\x18\t \x01(\x0b\x32 .tideover.context.v1.PrefillCost\x12\x0c\n\x04only\x18\n \x01(\t\"V\n\x0bPrefillCost\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\x0f\n\x07token_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x61ttention_s\x18\x03 \x01(\x01\x12\x10\n\x08slowdown\x18\x04 \x01(\x01\"`\n\x0fRestoreResponse\x12\x10\n\x06record\x18\x01 \x01(\x0cH\x00\x12\x33\n\x05pages\x18\x02 \x01(\x0b\x32\".tideover.context.v1.RestoredPagesH\x00\x42\x06\n\x04part\"A\n\rRestoredPages\x12\x30\n\x05pages\x18\x01 \x03(\x0b\x32!.tideover.context.v1.RestoredPage\"h\n\x0cRestoredPage\x12\x0c\n\x04page\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\r\n\x05\x62lock\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x12\x0e\n\x06source\x18\x06 \x01(\t\"U\n\x14\x44\x65scribePagesRequest\x12-\n\x04keys\x18\x01 \x03(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x0e\n\x06layout\x18\x02 \x01(\t\"G\n\x15\x44\x65scribePagesResponse\x12\x11\n\tpositions\x18\x01 \x03(\x03\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\t\"\xd5\x01\n\x0fHandoverRequest\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x0e\n\x06length\x18\x03 \x01(\x03\x12\x33\n\twatermark\x18\x04 \x01(\x0b\x32 .tideover.context.v1.KVWatermark\x12\x0e\n\x06target\x18\x05 \x01(\t\x12\r\n\x05\x63\x61use\x18\x06 \x01(\t\"c\n\x10HandoverResponse\x12\r\n\x05moved\x18\x01 \x01(\x08\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x0e\n\x06target\x18\x03 \x01(\t\"\"\n\x10HeartbeatRequest\x12\x0e\n\x06status\x18\x01 \x01(\x0c\"H\n\x11HeartbeatResponse\x12\x33\n\x07notices\x18\x01 \x03(\x0b\x32\".tideover.context.v1.NoticeMessage\"\\\n\rNoticeMessage\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65\x61\x64line\x18\x04 \x01(\x01\x12\x0e\n\x06source\x18\x05 \x01(\t\"H\n\x12RaiseNoticeRequest\x12\x32\n\x06notice\x18\x01 \x01(\x0b\x32\".tideover.context.v1.NoticeMessage\"%\n\x13RaiseNoticeResponse\x12\x0e\n\x06is_new\x18\x01 \x01(\x08\"*\n\x15WithdrawNoticeRequest\x12\x11\n\tnotice_id\x18\x01 \x01(\t\"\x18\n\x16WithdrawNoticeResponse*\x90\x01\n\x0c\x43ommitStatus\x12\x1d\n\x19\x43OMMIT_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMMIT_STATUS_OK\x10\x01\x12\x18\n\x14\x43OMMIT_STATUS_FENCED\x10\x02\x12\x15\n\x11\x43OMMIT_STATUS_GAP\x10\x03\x12\x1a\n\x16\x43OMMIT_STATUS_DIVERGED\x10\x04\x32\xe6\x06\n\x0e\x43ontextService\x12Q\n\x06\x43ommit\x12\".tideover.context.v1.CommitRequest\x1a#.tideover.context.v1.CommitResponse\x12`\n\x0b\x41ttachArena\x12\'.tideover.context.v1.AttachArenaRequest\x1a(.tideover.context.v1.AttachArenaResponse\x12]\n\nWriteSlots\x12&.tideover.context.v1.WriteSlotsRequest\x1a\'.tideover.context.v1.WriteSlotsResponse\x12V\n\x07Restore\x12#.tideover.context.v1.RestoreRequest\x1a$.tideover.context.v1.RestoreResponse0\x01\x12\x66\n\rDescribePages\x12).tideover.context.v1.DescribePagesRequest\x1a*.tideover.context.v1.DescribePagesResponse\x12W\n\x08Handover\x12$.tideover.context.v1.HandoverRequest\x1a%.tideover.context.v1.HandoverResponse\x12Z\n\tHeartbeat\x12%.tideover.context.v1.HeartbeatRequest\x1a&.tideover.context.v1.HeartbeatResponse\x12`\n\x0bRaiseNotice\x12\'.tideover.context.v1.RaiseNoticeRequest\x1a(.tideover.context.v1.RaiseNoticeResponse\x12i\n\x0eWithdrawNotice\x12*.tideover.context.v1.WithdrawNoticeRequest\x1a+.tideover.context.v1.WithdrawNoticeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/context.proto\x12\x13tideover.context.v1\":\n\nRequestKey\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\x05\"2\n\x0c\x46\x65ncingToken\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"D\n\x0bKVWatermark\x12\x11\n\tpositions\x18\x01 \x01(\x03\x12\x12\n\nfirst_page\x18\x02 \x01(\x03\x12\x0e\n\x06layout\x18\x03 \x01(\t\"\x87\x01\n\x0cResumeReport\x12\x19\n\x11recomputed_tokens\x18\x01 \x01(\x03\x12\x1a\n\x12restored_positions\x18\x02 \x01(\x03\x12\x12\n\nrestore_ms\x18\x03 \x01(\x01\x12\x14\n\x0crecompute_ms\x18\x04 \x01(\x01\x12\x16\n\x0erestore_source\x18\x05 \x01(\t\"%\n\x06\x46inish\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\xa4\x02\n\x0bTokenCommit\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x0e\n\x06tokens\x18\x04 \x03(\x05\x12\x33\n\twatermark\x18\x05 \x01(\x0b\x32 .tideover.context.v1.KVWatermark\x12+\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1b.tideover.context.v1.Finish\x12\x31\n\x06resume\x18\x07 \x01(\x0b\x32!.tideover.context.v1.ResumeReport\"B\n\rCommitRequest\x12\x31\n\x07\x63ommits\x18\x01 \x03(\x0b\x32 .tideover.context.v1.TokenCommit\"\x7f\n\x0c\x43ommitResult\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x31\n\x06status\x18\x02 \x01(\x0e\x32!.tideover.context.v1.CommitStatus\x12\x0e\n\x06length\x18\x03 \x01(\x03\"D\n\x0e\x43ommitResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.tideover.context.v1.CommitResult\"m\n\x12\x41ttachArenaRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x0b\n\x03pid\x18\x04 \x01(\x03\x12\x13\n\x0bwant_blocks\x18\x05 \x01(\x03\"o\n\x13\x41ttachArenaResponse\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x12\n\nattachment\x18\x04 \x01(\x03\x12\x0f\n\x07granted\x18\x05 \x03(\x03\"\x8d\x01\n\tSlotRange\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\r\n\x05start\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x12\x0e\n\x06\x62locks\x18\x06 \x03(\x03\"\xad\x01\n\x11WriteSlotsRequest\x12\x10\n\x08\x61rena_id\x18\x01 \x01(\t\x12\x12\n\nattachment\x18\x02 \x01(\x03\x12.\n\x06ranges\x18\x03 \x03(\x0b\x32\x1e.tideover.context.v1.SlotRange\x12-\n\x04\x61sks\x18\x04 \x03(\x0b\x32\x1f.tideover.context.v1.KVProgress\x12\x13\n\x0bwant_blocks\x18\x05 \x01(\x03\"i\n\nKVProgress\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06stored\x18\x03 \x01(\x03\x12\x0e\n\x06losses\x18\x04 \x01(\x03\"m\n\x12WriteSlotsResponse\x12\x31\n\x08progress\x18\x02 \x03(\x0b\x32\x1f.tideover.context.v1.KVProgress\x12\x0f\n\x07granted\x18\x03 \x03(\x03\x12\r\n\x05ships\x18\x04 \x01(\x08J\x04\x08\x01\x10\x02\"\x9e\x02\n\x0eRestoreRequest\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x0f\n\x07want_kv\x18\x05 \x01(\x08\x12\x10\n\x08\x61rena_id\x18\x06 \x01(\t\x12\x12\n\nslot_bytes\x18\x07 \x01(\x03\x12\x11\n\tpage_size\x18\x08 \x01(\x05\x12\x31\n\x07prefill\x18\t \x01(\x0b\x32 .tideover.context.v1.PrefillCost\x12\x0c\n\x04only\x18\n \x01(\t\"V\n\x0bPrefillCost\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\x0f\n\x07token_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x61ttention_s\x18\x03 \x01(\x01\x12\x10\n\x08slowdown\x18\x04 \x01(\x01\"`\n\x0fRestoreResponse\x12\x10\n\x06record\x18\x01 \x01(\x0cH\x00\x12\x33\n\x05pages\x18\x02 \x01(\x0b\x32\".tideover.context.v1.RestoredPagesH\x00\x42\x06\n\x04part\"A\n\rRestoredPages\x12\x30\n\x05pages\x18\x01 \x03(\x0b\x32!.tideover.context.v1.RestoredPage\"h\n\x0cRestoredPage\x12\x0c\n\x04page\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\r\n\x05\x62lock\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x12\x0e\n\x06source\x18\x06 \x01(\t\"U\n\x14\x44\x65scribePagesRequest\x12-\n\x04keys\x18\x01 \x03(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x0e\n\x06layout\x18\x02 \x01(\t\"G\n\x15\x44\x65scribePagesResponse\x12\x11\n\tpositions\x18\x01 \x03(\x03\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\t\"\xd5\x01\n\x0fHandoverRequest\x12,\n\x03key\x18\x01 \x01(\x0b\x32\x1f.tideover.context.v1.RequestKey\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x0e\n\x06length\x18\x03 \x01(\x03\x12\x33\n\twatermark\x18\x04 \x01(\x0b\x32 .tideover.context.v1.KVWatermark\x12\x0e\n\x06target\x18\x05 \x01(\t\x12\r\n\x05\x63\x61use\x18\x06 \x01(\t\"c\n\x10HandoverResponse\x12\r\n\x05moved\x18\x01 \x01(\x08\x12\x30\n\x05token\x18\x02 \x01(\x0b\x32!.tideover.context.v1.FencingToken\x12\x0e\n\x06target\x18\x03 \x01(\t\"\"\n\x10HeartbeatRequest\x12\x0e\n\x06status\x18\x01 \x01(\x0c\"H\n\x11HeartbeatResponse\x12\x33\n\x07notices\x18\x01 \x03(\x0b\x32\".tideover.context.v1.NoticeMessage\"\\\n\rNoticeMessage\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65\x61\x64line\x18\x04 \x01(\x01\x12\x0e\n\x06source\x18\x05 \x01(\t\"H\n\x12RaiseNoticeRequest\x12\x32\n\x06notice\x18\x01 \x01(\x0b\x32\".tideover.context.v1.NoticeMessage\"%\n\x13RaiseNoticeResponse\x12\x0e\n\x06is_new\x18\x01 \x01(\x08\"*\n\x15WithdrawNoticeRequest\x12\x11\n\tnotice_id\x18\x01 \x01(\t\"\x18\n\x16WithdrawNoticeResponse*\x90\x01\n\x0c\x43ommitStatus\x12\x1d\n\x19\x43OMMIT_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMMIT_STATUS_OK\x10\x01\x12\x18\n\x14\x43OMMIT_STATUS_FENCED\x10\x02\x12\x15\n\x11\x43OMMIT_STATUS_GAP\x10\x03\x12\x1a\n\x16\x43OMMIT_STATUS_DIVERGED\x10\x04\x32\xe6\x06\n\x0e\x43ontextService\x12Q\n\x06\x43ommit\x12\".tideover.context.v1.CommitRequest\x1a#.tideover.context.v1.CommitResponse\x12`\n\x0b\x41ttachArena\x12\'.tideover.context.v1.AttachArenaRequest\x1a(.tideover.context.v1.AttachArenaResponse\x12]\n\nWriteSlots\x12&.tideover.context.v1.WriteSlotsRequest\x1a\'.tideover.context.v1.WriteSlotsResponse\x12V\n\x07Restore\x12#.tideover.context.v1.RestoreRequest\x1a$.tideover.context.v1.RestoreResponse0\x01\x12\x66\n\rDescribePages\x12).tideover.context.v1.DescribePagesRequest\x1a*.tideover.context.v1.DescribePagesResponse\x12W\n\x08Handover\x12$.tideover.context.v1.HandoverRequest\x1a%.tideover.context.v1.HandoverResponse\x12Z\n\tHeartbeat\x12%.tideover.context.v1.HeartbeatRequest\x1a&.tideover.context.v1.HeartbeatResponse\x12`\n\x0bRaiseNotice\x12\'.tideover.context.v1.RaiseNoticeRequest\x1a(.tideover.context.v1.RaiseNoticeResponse\x12i\n\x0eWithdrawNotice\x12*.tideover.context.v1.WithdrawNoticeRequest\x1a+.tideover.context.v1.WithdrawNoticeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.context_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMMITSTATUS']._serialized_start=3239
-  _globals['_COMMITSTATUS']._serialized_end=3383
+  _globals['_COMMITSTATUS']._serialized_start=3241
+  _globals['_COMMITSTATUS']._serialized_end=3385
   _globals['_REQUESTKEY']._serialized_start=45
   _globals['_REQUESTKEY']._serialized_end=103
   _globals['_FENCINGTOKEN']._serialized_start=105
@@ -60,41 +60,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WRITESLOTSREQUEST']._serialized_start=1335
   _globals['_WRITESLOTSREQUEST']._serialized_end=1508
   _globals['_KVPROGRESS']._serialized_start=1510
-  _globals['_KVPROGRESS']._serialized_end=1599
-  _globals['_WRITESLOTSRESPONSE']._serialized_start=1601
-  _globals['_WRITESLOTSRESPONSE']._serialized_end=1724
-  _globals['_RESTOREREQUEST']._serialized_start=1727
-  _globals['_RESTOREREQUEST']._serialized_end=2013
-  _globals['_PREFILLCOST']._serialized_start=2015
-  _globals['_PREFILLCOST']._serialized_end=2101
-  _globals['_RESTORERESPONSE']._serialized_start=2103
-  _globals['_RESTORERESPONSE']._serialized_end=2199
-  _globals['_RESTOREDPAGES']._serialized_start=2201
-  _globals['_RESTOREDPAGES']._serialized_end=2266
-  _globals['_RESTOREDPAGE']._serialized_start=2268
-  _globals['_RESTOREDPAGE']._serialized_end=2372
-  _globals['_DESCRIBEPAGESREQUEST']._serialized_start=2374
-  _globals['_DESCRIBEPAGESREQUEST']._serialized_end=2459
-  _globals['_DESCRIBEPAGESRESPONSE']._serialized_start=2461
-  _globals['_DESCRIBEPAGESRESPONSE']._serialized_end=2532
-  _globals['_HANDOVERREQUEST']._serialized_start=2535
-  _globals['_HANDOVERREQUEST']._serialized_end=2748
-  _globals['_HANDOVERRESPONSE']._serialized_start=2750
-  _globals['_HANDOVERRESPONSE']._serialized_end=2849
-  _globals['_HEARTBEATREQUEST']._serialized_start=2851
-  _globals['_HEARTBEATREQUEST']._serialized_end=2885
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2887
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2959
-  _globals['_NOTICEMESSAGE']._serialized_start=2961
-  _globals['_NOTICEMESSAGE']._serialized_end=3053
-  _globals['_RAISENOTICEREQUEST']._serialized_start=3055
-  _globals['_RAISENOTICEREQUEST']._serialized_end=3127
-  _globals['_RAISENOTICERESPONSE']._serialized_start=3129
-  _globals['_RAISENOTICERESPONSE']._serialized_end=3166
-  _globals['_WITHDRAWNOTICEREQUEST']._serialized_start=3168
-  _globals['_WITHDRAWNOTICEREQUEST']._serialized_end=3210
-  _globals['_WITHDRAWNOTICERESPONSE']._serialized_start=3212
-  _globals['_WITHDRAWNOTICERESPONSE']._serialized_end=3236
-  _globals['_CONTEXTSERVICE']._serialized_start=3386
-  _globals['_CONTEXTSERVICE']._serialized_end=4256
+  _globals['_KVPROGRESS']._serialized_end=1615
+  _globals['_WRITESLOTSRESPONSE']._serialized_start=1617
+  _globals['_WRITESLOTSRESPONSE']._serialized_end=1726
+  _globals['_RESTOREREQUEST']._serialized_start=1729
+  _globals['_RESTOREREQUEST']._serialized_end=2015
+  _globals['_PREFILLCOST']._serialized_start=2017
+  _globals['_PREFILLCOST']._serialized_end=2103
+  _globals['_RESTORERESPONSE']._serialized_start=2105
+  _globals['_RESTORERESPONSE']._serialized_end=2201
+  _globals['_RESTOREDPAGES']._serialized_start=2203
+  _globals['_RESTOREDPAGES']._serialized_end=2268
+  _globals['_RESTOREDPAGE']._serialized_start=2270
+  _globals['_RESTOREDPAGE']._serialized_end=2374
+  _globals['_DESCRIBEPAGESREQUEST']._serialized_start=2376
+  _globals['_DESCRIBEPAGESREQUEST']._serialized_end=2461
+  _globals['_DESCRIBEPAGESRESPONSE']._serialized_start=2463
+  _globals['_DESCRIBEPAGESRESPONSE']._serialized_end=2534
+  _globals['_HANDOVERREQUEST']._serialized_start=2537
+  _globals['_HANDOVERREQUEST']._serialized_end=2750
+  _globals['_HANDOVERRESPONSE']._serialized_start=2752
+  _globals['_HANDOVERRESPONSE']._serialized_end=2851
+  _globals['_HEARTBEATREQUEST']._serialized_start=2853
+  _globals['_HEARTBEATREQUEST']._serialized_end=2887
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2889
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2961
+  _globals['_NOTICEMESSAGE']._serialized_start=2963
+  _globals['_NOTICEMESSAGE']._serialized_end=3055
+  _globals['_RAISENOTICEREQUEST']._serialized_start=3057
+  _globals['_RAISENOTICEREQUEST']._serialized_end=3129
+  _globals['_RAISENOTICERESPONSE']._serialized_start=3131
+  _globals['_RAISENOTICERESPONSE']._serialized_end=3168
+  _globals['_WITHDRAWNOTICEREQUEST']._serialized_start=3170
+  _globals['_WITHDRAWNOTICEREQUEST']._serialized_end=3212
+  _globals['_WITHDRAWNOTICERESPONSE']._serialized_start=3214
+  _globals['_WITHDRAWNOTICERESPONSE']._serialized_end=3238
+  _globals['_CONTEXTSERVICE']._serialized_start=3388
+  _globals['_CONTEXTSERVICE']._serialized_end=4258
 # @@protoc_insertion_point(module_scope)
