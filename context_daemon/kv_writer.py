@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -87,7 +86,8 @@ class KVWriter:
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._arena: MappedArena | None = None
-        self._free: deque[int] = deque()
+        self._free: list[int] = []
+        self._warm: set[int] = set()  # blocks with memory behind them
         self._owned: dict[Owned, dict[int, int]] = {}  # blocks by page
 
     @property
@@ -104,10 +104,12 @@ class KVWriter:
                 f"the context daemon's arena at {attachment.path} cannot be mapped: {error}. The worker must run on the "
                 "daemon's machine, as the same user and in the same PID namespace"
             ) from error
+        self._warm.clear()
+        self._warm_up(arena, attachment.granted)
         with self._lock:
             self._attachment, self._arena = attachment, arena
             self._owned.clear()
-            self._free = deque(attachment.granted)
+            self._free = list(attachment.granted)
 
     def detach(self) -> None:
         """The arena is no use any more: nothing is written until the next `attach`."""
@@ -140,10 +142,18 @@ class KVWriter:
         for item in ranges:
             self._seal(arena, item)
         answer = self._calls.announce(attachment, ranges, asks, want)
+        self._warm_up(arena, answer.granted)
         with self._lock:
             if self._attachment is attachment:
                 self._free.extend(answer.granted)
         return answer
+
+    def _warm_up(self, arena: MappedArena, blocks: Iterable[int]) -> None:
+        """In the committer's thread, so that the engine's never waits for memory."""
+        for block in blocks:
+            if block not in self._warm:
+                self._warm.add(block)
+                arena.populate(block, self.shape.block_bytes)
 
     def forget(self, key: RequestKey, epoch: int) -> None:
         """Nothing more is written under this epoch. Its blocks are the daemon's, or will be when they are announced."""
@@ -173,7 +183,7 @@ class KVWriter:
         if len(missing) > len(self._free):
             return None
         for page in missing:
-            owned[page] = self._free.popleft()
+            owned[page] = self._free.pop()  # the warmest
         return tuple(owned[page] for page in pages)
 
     def _parts(self, start: int, stop: int, blocks: Sequence[int]) -> Iterable[tuple[int, int, int]]:
