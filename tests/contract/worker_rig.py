@@ -79,8 +79,9 @@ class Worker:
 class Rig:
     """Use as a context manager. Jobs are driven through the store as the router would."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, *daemon_flags: str) -> None:
         self.model = model
+        self._daemon_flags = daemon_flags
         self.tokenizer = Tokenizer.load(model)
         self.servers = EmbeddedServers(folder)
         self.addresses = {node: f"127.0.0.1:{free_port()}" for node in ("n1", "n2")}
@@ -104,6 +105,7 @@ class Rig:
     def start_daemon(self, node: str) -> None:
         command = [sys.executable, "-m", "context_daemon", "--node-id", node, "--listen", self.addresses[node]]
         command += ["--durable-url", self.servers.durable.url, "--kv-url", self.servers.kv.url, "--metrics-port", "0"]
+        command += self._daemon_flags
         self._daemons[node] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         with grpc.insecure_channel(self.addresses[node]) as channel:
             grpc.channel_ready_future(channel).result(30)
