@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from context_daemon.client import EXPENSIVE, ContextClient
+from context_daemon.fault_points import ENVIRONMENT
 from context_daemon.records import (
     Endpoint,
     Interruption,
@@ -102,13 +104,19 @@ class Rig:
             daemon.wait(10)
         self.servers.stop()
 
-    def start_daemon(self, node: str) -> None:
+    def start_daemon(self, node: str, fault: str = "") -> None:
+        """`fault` is one of context_daemon/fault_points.py."""
         command = [sys.executable, "-m", "context_daemon", "--node-id", node, "--listen", self.addresses[node]]
         command += ["--durable-url", self.servers.durable.url, "--kv-url", self.servers.kv.url, "--metrics-port", "0"]
         command += self._daemon_flags
-        self._daemons[node] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self._daemons[node] = subprocess.Popen(
+            command, stderr=subprocess.DEVNULL, env=os.environ | {ENVIRONMENT: fault}
+        )
         with grpc.insecure_channel(self.addresses[node]) as channel:
             grpc.channel_ready_future(channel).result(30)
+
+    def daemon_ended(self, node: str) -> bool:
+        return self._daemons[node].poll() is not None
 
     def kill_daemon(self, node: str) -> None:
         self._daemons[node].kill()
