@@ -33,6 +33,10 @@ class ShipBudget:
     cost_per_hour: float = math.inf
     price_per_gb: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not (self.bandwidth >= 0 and self.cost_per_hour >= 0 and self.price_per_gb >= 0):  # NaN, too
+            raise ValueError(f"bandwidth, cost and price are not negative: {self}")
+
     @property
     def bytes_per_s(self) -> float:
         """What `auto` may ship."""

@@ -197,7 +197,9 @@ class PageTable:
         if entry is not None and epoch in entry.known:
             entry.known[epoch] = max(entry.known[epoch], entry.prompt + tokens)
         else:
-            self._lengths[key, epoch] = max(tokens, self._lengths.pop((key, epoch), 0))  # its KV is still to be announced
+            self._lengths[key, epoch] = max(
+                tokens, self._lengths.pop((key, epoch), 0)
+            )  # its KV is still to be announced
             while len(self._lengths) > _REMEMBERED:
                 self._lengths.popitem(last=False)
 

@@ -96,9 +96,7 @@ class Books(RuleBasedStateMachine):
             self.requests[key] = Request(shape)
         return self.requests[key]
 
-    def _write(
-        self, request: Request, key: RequestKey, at: tuple[int, int], block: int, first: int, stop: int
-    ) -> None:
+    def _write(self, request: Request, key: RequestKey, at: tuple[int, int], block: int, first: int, stop: int) -> None:
         page = request.pages.get(at)
         if page is None or page.block != block:
             page = request.pages[at] = Known(block)
@@ -336,6 +334,13 @@ def test_a_late_word_of_a_disowned_epoch_keeps_nothing_from_eviction(table: Page
     table.disown(KEYS[0], 1)
     put(table, 2, 3, [1])
     assert table.evict(KEYS[0], 0, 1) and freed == [1]
+    assert len(table) == 0
+
+
+def test_an_owners_entry_goes_with_its_last_page_and_its_owner(table: PageTable) -> None:
+    put(table, 0, 4, [1])
+    assert table.evict(KEYS[0], 0, 1) and len(table) == 1, "its owner writes on"
+    table.disown(KEYS[0], 1)
     assert len(table) == 0
 
 
