@@ -42,6 +42,7 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.command()
 @click.option("--node-id", required=True, help="Name of this node; unique among all that ever join the cluster.")
 @click.option("--listen", default="127.0.0.1:7070", show_default=True, help="host:port of the gRPC service.")
+@click.option("--advertise", default="", help="host:port by which other nodes reach it; by default --listen.")
 @click.option("--durable-url", required=True, help="redis:// URL of the durable store.")
 @click.option("--kv-url", required=True, help="redis:// URL of the KV page store.")
 @click.option("--metrics-port", type=int, default=0, show_default=True, help="Port of /metrics; 0 takes a free one.")

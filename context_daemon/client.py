@@ -8,12 +8,14 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import msgspec
+import numpy as np
 
 from context_daemon import wire
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import bare, identity, verify
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
 from context_daemon.page_table import Shape
+from context_daemon.rates import PrefillCost
 from context_daemon.records import (
     CommitResult,
     FencingToken,
@@ -47,6 +49,9 @@ _OPTIONS = (
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
+EXPENSIVE = PrefillCost(fixed_s=0.0, token_s=3600.0)  # whoever does not say what computing costs wants pages
+
+
 class NotOwner(Exception):
     """The request is not owned under this token by this worker: drop the sequence."""
 
@@ -59,7 +64,7 @@ class Restored(NamedTuple):
     """`kv` holds the raw slots of positions `[0, positions)`, verified; `sources` are where they came from."""
 
     record: RequestRecord
-    kv: bytearray
+    kv: memoryview
     positions: int
     sources: tuple[str, ...]
 
@@ -123,9 +128,12 @@ class ContextClient:
         layout: KVLayout,
         want_kv: bool = True,
         arena: KVWriter | None = None,
+        prefill: PrefillCost = EXPENSIVE,
+        only: str = "",
     ) -> Restored:
-        """The record and what could be had of its KV; pages of `arena` are read where they lie. Raises NotOwner when the
-        lease is not this worker's. Lost KV only makes the answer shorter."""
+        """The record and what could be had of its KV; pages of `arena` are read where they lie, and none come when `prefill`
+        says that computing is sooner. `only` names the one source that may be used, for measurements. Raises NotOwner when
+        the lease is not this worker's. Lost KV only makes the answer shorter."""
         request = pb.RestoreRequest(
             key=wire.key_to_pb(key),
             token=wire.token_to_pb(token),
@@ -135,6 +143,8 @@ class ContextClient:
             arena_id=arena.arena_id if arena else "",
             slot_bytes=layout.slot_bytes,
             page_size=layout.page_size,
+            prefill=wire.prefill_to_pb(prefill),
+            only=only,
         )
         call = self._kv.Restore(request, timeout=self._kv_timeout_s)
         try:
@@ -212,20 +222,21 @@ def _receive(
 ) -> Restored:
     record = msgspec.msgpack.decode(next(stream).record, type=RequestRecord)
     wanted = max(0, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
-    raw = bytearray()
+    raw, positions = np.empty((wanted, layout.slot_bytes), np.uint8), 0
     sources: list[str] = []
     for part in stream:
-        if len(raw) >= wanted * layout.slot_bytes:
+        page, first = part.page, part.page.page * layout.page_size
+        if first != positions or positions >= wanted:
             break
-        page = part.page
         framed = memoryview(page.slots) if page.slots or arena is None else arena.read(page.block, page.count)
         whose = identity(key, page.epoch, layout.fingerprint)
-        good = verify(framed, whose, page.page * layout.page_size, layout.slot_bytes, layout.page_size)
-        slots = min(good.slots, page.count, wanted - page.page * layout.page_size)
-        raw += bare(framed, slots, layout.slot_bytes)
+        good = verify(framed, whose, first, layout.slot_bytes, layout.page_size)
+        expected = min(page.count, wanted - first)
+        slots = min(good.slots, expected)
+        raw[first : first + slots] = bare(framed, slots, layout.slot_bytes)
+        positions += slots
         sources.append(page.source)
-        if slots < page.count and slots < wanted - page.page * layout.page_size:
+        if slots < expected:
             ABSENT_PAGES.labels(str(good.reason)).inc()
-        if slots < layout.page_size:
             break
-    return Restored(record, raw, len(raw) // layout.slot_bytes, tuple(dict.fromkeys(sources)))
+    return Restored(record, raw[:positions].reshape(-1).data, positions, tuple(dict.fromkeys(sources)))

@@ -14,13 +14,14 @@ from grpc_reflection.v1alpha import reflection
 
 from context_daemon.arena import MIN_BYTES
 from context_daemon.commit_mode import KVCommit, ShipBudget
+from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_service import KVService
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
 from context_daemon.records import NoticeKind
-from context_daemon.redis_kv import RedisKV
 from context_daemon.redis_store import RedisStore
 from context_daemon.server import ContextServer
+from context_daemon.sweeper import Sweeper
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import add_ContextServiceServicer_to_server
 
@@ -42,6 +43,7 @@ class DaemonConfig:
     store_timeout_s: float = 1.0
     kv_ttl_s: int = 6 * 3600
     worker_ttl_s: float = 10.0
+    advertise: str = ""  # host:port by which other nodes reach this daemon; by default what it listens on
     arena_bytes: int = 0  # 0: an eighth of the machine's memory, at most 16 GiB
     kv_commit: KVCommit = KVCommit.STORE
     kv_bandwidth: float = math.inf  # bytes/s that `auto` may ship
@@ -56,17 +58,32 @@ class ContextDaemon:
         self._config = config
         self._log = get_logger(node=config.node_id)
         self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
-        self._kv = RedisKV(config.kv_url, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
+        self._kv = KVCluster([config.kv_url], timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
         budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb)
-        self._pages = KVService(self._kv, config.arena_bytes or default_arena_bytes(), budget, self._going)
+        here = config.advertise or config.listen
+        self._pages = KVService(
+            self._kv,
+            None,
+            here=here,
+            arena_bytes=config.arena_bytes or default_arena_bytes(),
+            budget=budget,
+            noticed=self._going,
+        )
         self._service = ContextServer(
-            self._store, self._kv, self._pages, self._board, node_id=config.node_id, worker_ttl_s=config.worker_ttl_s
+            self._store,
+            self._kv,
+            self._pages,
+            self._board,
+            node_id=config.node_id,
+            address=here,
+            worker_ttl_s=config.worker_ttl_s,
         )
         limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
         # Two daemons on one port would each get half the commits: refuse instead.
         self._server = grpc.aio.server(options=[*limits, ("grpc.so_reuseport", 0)])
-        self._refresher: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(self._pages.table, self._store, here)
+        self._background: list[asyncio.Task[None]] = []
 
     def _notice_error(self, error: str) -> None:
         self._log.warning("notices_not_exchanged", error=error)
@@ -89,25 +106,24 @@ class ContextDaemon:
         await self._server.start()
         for name in ("", SERVICE):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._refresher = asyncio.create_task(self._board.run(_NOTICE_INTERVAL_S))
-        self._pages.start()
+        work = (self._board.run(_NOTICE_INTERVAL_S), self._pages.shipper.run(), self._sweeper.run())
+        self._background = [asyncio.create_task(item) for item in work]
         self._log.info("listening", listen=self._config.listen, port=port)
         return port
 
     async def failed(self) -> None:
         """Raises when notices are no longer exchanged or KV is no longer shipped: the process must then be replaced. Call
         after `start`."""
-        if self._refresher is not None:
-            await asyncio.gather(asyncio.shield(self._refresher), self._pages.failed())
+        await asyncio.gather(*(asyncio.shield(task) for task in self._background))
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """Calls in flight get `grace_s` to end."""
         await self._server.stop(grace_s)
-        if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.gather(self._refresher, return_exceptions=True)  # `failed` has told of an error
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)  # `failed` has told of an error
         await self._service.close()
-        await self._pages.close()
+        self._pages.close()
         await self._store.close()
         await self._kv.close()
         self._log.info("stopped")

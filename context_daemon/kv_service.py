@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,17 +14,15 @@ import psutil
 from context_daemon import eviction, metrics
 from context_daemon.arena import Arena, slab_bytes
 from context_daemon.commit_mode import ShipBudget, ShipPolicy
-from context_daemon.kv_metrics import ABSENT_PAGES
-from context_daemon.kv_slots import identity, verify
+from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, SlotRange
 from context_daemon.observability import get_logger
 from context_daemon.page_table import Held, PageTable, Shape
 from context_daemon.pieces import Piece
-from context_daemon.records import CommitResult, CommitStatus, RequestRecord, TokenCommit
+from context_daemon.records import CommitResult, CommitStatus, TokenCommit
+from context_daemon.restorer import PeerReads, Restorer, Wish, probed_links
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs
-from context_daemon.store import KVStore, StoreUnavailable
-from context_daemon.watermark import epoch_of_page
 
 log = get_logger()
 
@@ -44,30 +43,27 @@ class _Attached:
 
 
 class KVService:
-    """`start` its background work, `close` it. Everything here is soft: what is lost is computed again."""
+    """`shipper.run` is its background work. Everything here is soft: what is lost is computed again."""
 
-    def __init__(self, kv: KVStore, arena_bytes: int, budget: ShipBudget, noticed: Callable[[], bool]) -> None:
-        self._kv = kv
+    def __init__(
+        self,
+        kv: KVCluster,
+        peers: PeerReads | None,
+        *,
+        here: str,
+        arena_bytes: int,
+        budget: ShipBudget,
+        noticed: Callable[[], bool],
+    ) -> None:
         self.arena = Arena(arena_bytes)
         self._slabs = Slabs(arena_bytes, slab_bytes(arena_bytes))
         self.table = PageTable(self._slabs.give, time.monotonic)
         self.shipper = Shipper(self.table, self.arena, kv, ShipPolicy(budget, time.monotonic()), noticed)
+        self.restorer = Restorer(self.table, self._lend, kv, peers, probed_links(self.arena), here)
         self._attached: dict[int, _Attached] = {}
         self._attachments = 0
-        self._running: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._running = asyncio.create_task(self.shipper.run(), name="ship KV")
-
-    async def failed(self) -> None:
-        """Raises what ended the shipping, if anything did. Call after `start`."""
-        if self._running is not None:
-            await asyncio.shield(self._running)
-
-    async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+    def close(self) -> None:
         self.arena.close()
 
     # -- a worker writes --------------------------------------------------------------------------------------------
@@ -165,33 +161,23 @@ class KVService:
             self.table.disown(commit.key, commit.token.epoch)
 
     # -- an owner takes over ----------------------------------------------------------------------------------------
-    async def pages(self, record: RequestRecord, shape: Shape, in_arena: bool) -> AsyncIterator[Piece]:
-        """The pages of the T-1 positions that can have KV, from the first on, until one is nowhere to be had.
-
-        A page from elsewhere passes through a free block; with `in_arena` false, or none free, it comes as bytes.
-        """
-        wanted = len(record.spec.prompt_token_ids) + len(record.tokens) - 1
-        here = self.table.held(record.key, shape.layout)
-        for number in range(-(-wanted // shape.page_size)):
-            needed = min(shape.page_size, wanted - number * shape.page_size)
-            held = here.get(number)
-            piece = None if held is not None and held.slots >= needed else await self._from_store(record, shape, number)
-            if held is not None and (piece is None or piece.slots <= held.slots):
-                piece = self._lend(held) if in_arena else self._copied(held, shape)
-            if piece is None:
-                return
-            yield self._placed(piece, shape) if in_arena else piece
-            if piece.slots < needed:
-                return
+    async def pages(self, wish: Wish, in_arena: bool) -> AsyncGenerator[Piece, None]:
+        """What `Restorer.pages` brings. With `in_arena` each page lies in the arena for a few seconds, those from elsewhere
+        in a free block as long as there is one; else it comes as bytes."""
+        async with aclosing(self.restorer.pages(wish)) as pieces:
+            async for piece in pieces:
+                yield self._placed(piece, wish.shape) if in_arena else self._copied(piece, wish.shape)
 
     def _lend(self, held: Held) -> Piece:
         self.table.pin(held.block)
         asyncio.get_running_loop().call_later(_READERS_GRACE_S, self.table.unpin, held.block)
         return Piece(held.number, held.epoch, held.slots, "arena", held.block)
 
-    def _copied(self, held: Held, shape: Shape) -> Piece:
-        data = bytes(self.arena.view[held.block : held.block + held.slots * shape.row_bytes])
-        return Piece(held.number, held.epoch, held.slots, "arena", data=data)
+    def _copied(self, piece: Piece, shape: Shape) -> Piece:
+        if piece.data:
+            return piece
+        data = bytes(self.arena.view[piece.block : piece.block + piece.slots * shape.row_bytes])
+        return msgspec.structs.replace(piece, data=data)
 
     def _placed(self, piece: Piece, shape: Shape) -> Piece:
         if not piece.data:
@@ -202,34 +188,3 @@ class KVService:
         self.arena.view[blocks[0] : blocks[0] + len(piece.data)] = piece.data
         asyncio.get_running_loop().call_later(_READERS_GRACE_S, self._slabs.give, blocks[0])
         return msgspec.structs.replace(piece, block=blocks[0], data=b"")
-
-    async def _from_store(self, record: RequestRecord, shape: Shape, number: int) -> Piece | None:
-        """A page up to the first slot that is absent or does not match; None when nothing of it counts."""
-        epoch = epoch_of_page(record.segments, number)
-        left = record.watermark - number * shape.page_size
-        if left <= 0:
-            return None
-        if record.layout != shape.layout:
-            ABSENT_PAGES.labels("layout").inc()
-            return None
-        data = await self._read(record, epoch, number)
-        if epoch is None or data is None:
-            ABSENT_PAGES.labels("missing").inc()
-            return None
-        metrics.KV_BYTES_READ.inc(len(data))
-        whose = identity(record.key, epoch, shape.layout)
-        good = verify(memoryview(data), whose, number * shape.page_size, shape.slot_bytes, shape.page_size)
-        slots = min(good.slots, left)
-        if slots < min(left, shape.page_size):
-            ABSENT_PAGES.labels(str(good.reason)).inc()
-        return Piece(number, epoch, slots, "store", data=data[: slots * shape.row_bytes]) if slots else None
-
-    async def _read(self, record: RequestRecord, epoch: int | None, page: int) -> bytes | None:
-        if epoch is None:
-            return None
-        try:
-            return await self._kv.read_page(record.key, epoch, record.layout, page)
-        except StoreUnavailable as error:  # KV is soft: what is missing is computed again
-            metrics.STORE_ERRORS.labels("kv").inc()
-            log.warning("kv_store_away", request=str(record.key), error=str(error))
-            return None

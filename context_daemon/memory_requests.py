@@ -145,6 +145,7 @@ class MemoryRequests(MemoryState):
             r.tokens.extend(new)
             job.output_tokens += len(new)
             r.numerics_class = r.owner_class
+        r.kv_at = commit.kv_at or r.kv_at
         if new or commit.finish is not None:
             r.last_at = now
             if r.commit_epoch != epoch and row is not None:
@@ -214,4 +215,5 @@ def _record(r: MemoryRequest) -> RequestRecord:
         key=r.key, spec=r.spec, state=r.state, token=r.token, worker_id=r.worker_id, tokens=tuple(r.tokens),
         watermark=r.pages.watermark, layout=r.pages.layout, segments=r.pages.segments,
         numerics_class=r.numerics_class, exact=r.exact, attempts=r.attempts, interruptions=r.interruptions,
+        kv_at=r.kv_at,
     )  # fmt: skip

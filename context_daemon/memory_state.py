@@ -33,6 +33,7 @@ class MemoryRequest:
     pages: PageIndex = field(default_factory=PageIndex)
     owner_class: str = ""
     numerics_class: str = ""
+    kv_at: str = ""
     exact: bool = True
     attempts: int = 0
     interruptions: int = 0

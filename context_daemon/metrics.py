@@ -21,3 +21,12 @@ NOTICES = Gauge("tideover_notices", "Notices of this node that stand")
 ARENA_BYTES = Gauge("tideover_arena_used_bytes", "Bytes of the arena that are granted or hold pages")
 ARENA_SLOTS = Counter("tideover_arena_slots_total", "KV slots that workers wrote into the arena")
 EVICTED_PAGES = Counter("tideover_arena_evicted_pages_total", "Pages that left a full arena before their request ended")
+RESTORE_PATHS = Counter("tideover_restore_paths_total", "Restores by the path that was chosen", ["path"])
+RESTORE_SECONDS = Histogram(
+    "tideover_restore_seconds", "Time pages took to come, by source", ["source"], buckets=LATENCY_BUCKETS
+)
+RESTORE_BYTES = Counter("tideover_restore_bytes_total", "Bytes of pages that came, by source", ["source"])
+RESTORE_ERROR = Gauge("tideover_restore_prediction_factor", "By what factor predictions of fetches miss, averaged")
+SWEPT = Counter(
+    "tideover_swept_requests_total", "Requests whose pages were let go because the store says they are over"
+)

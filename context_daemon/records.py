@@ -143,6 +143,7 @@ class TokenCommit(msgspec.Struct, frozen=True):
     watermark: KVWatermark | None = None
     finish: Finish | None = None
     resume: ResumeReport | None = None
+    kv_at: str = ""  # host:port of the context daemon that it came through: its arena has the owner's KV
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -183,6 +184,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     exact: bool  # False once the request crossed numerics classes
     attempts: int  # failures blamed on the request itself
     interruptions: int  # preemptions and losses; never counted against it
+    kv_at: str = ""  # host:port of the daemon through which its last owner committed
 
 
 class JobRecord(msgspec.Struct, frozen=True):

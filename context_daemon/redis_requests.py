@@ -140,6 +140,7 @@ def _commit_args(commit: TokenCommit) -> list[Arg]:
         "" if finish is None else int(finish.ok),
         b"" if finish is None else finish.payload,
         b"" if resume is None else msgspec.msgpack.encode(resume),
+        commit.kv_at,
     ]
 
 
@@ -193,4 +194,5 @@ def _record(key: RequestKey, r: dict[str, bytes], log: bytes) -> RequestRecord:
         exact=r.get("exact") != b"0",
         attempts=int(r.get("attempts", 0)),
         interruptions=int(r.get("interruptions", 0)),
+        kv_at=text(r.get("kv_at")),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -26,6 +27,7 @@ from context_daemon.records import (
     TokenCommit,
     WorkerStatus,
 )
+from context_daemon.restorer import Wish
 from context_daemon.store import ContextStore, KVStore, StoreUnavailable
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceServicer
@@ -45,17 +47,19 @@ class ContextServer(ContextServiceServicer):
         board: NoticeBoard,
         *,
         node_id: str,
+        address: str = "",
         worker_ttl_s: float = 10.0,
     ) -> None:
         self._store, self._kv, self._service, self._board = store, kv, service, board
         self._worker_ttl_s = worker_ttl_s
+        self._address = address  # where other nodes reach this daemon
         self._log = get_logger(node=node_id)
         self._beats: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
         start = time.perf_counter()
-        commits = wire.commits_from_pb(request.commits)
+        commits = wire.commits_from_pb(request.commits, self._address)
         try:
             results = await self._store.commit(commits)
         except StoreUnavailable as error:
@@ -119,10 +123,12 @@ class ContextServer(ContextServiceServicer):
         metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
         if not request.want_kv:
             return
-        in_arena = request.arena_id == self._service.arena.arena_id
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
-        async for piece in self._service.pages(record, shape, in_arena):
-            yield pb.RestoreResponse(page=wire.piece_to_pb(piece))
+        wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
+        in_arena = request.arena_id == self._service.arena.arena_id
+        async with aclosing(self._service.pages(wish, in_arena)) as pieces:
+            async for piece in pieces:
+                yield pb.RestoreResponse(page=wire.piece_to_pb(piece))
 
     async def _owned_record(self, request: pb.RestoreRequest, context: Context) -> RequestRecord:
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)

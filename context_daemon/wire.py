@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from context_daemon.kv_writer import Announced, Attachment, Owned, SlotRange
 from context_daemon.pieces import Piece
+from context_daemon.rates import PrefillCost
 from context_daemon.records import (
     CommitResult,
     CommitStatus,
@@ -84,7 +85,7 @@ def commit_to_pb(c: TokenCommit) -> pb.TokenCommit:
     )
 
 
-def commit_from_pb(m: pb.TokenCommit) -> TokenCommit:
+def commit_from_pb(m: pb.TokenCommit, kv_at: str = "") -> TokenCommit:
     return TokenCommit(
         key=key_from_pb(m.key),
         token=token_from_pb(m.token),
@@ -93,6 +94,7 @@ def commit_from_pb(m: pb.TokenCommit) -> TokenCommit:
         watermark=watermark_from_pb(m.watermark) if m.HasField("watermark") else None,
         finish=Finish(m.finish.ok, m.finish.payload) if m.HasField("finish") else None,
         resume=_resume_from_pb(m.resume) if m.HasField("resume") else None,
+        kv_at=kv_at,
     )
 
 
@@ -143,6 +145,14 @@ def announced_from_pb(m: pb.WriteSlotsResponse) -> Announced:
     return Announced(m.generation, stored, tuple(m.granted), m.ships)
 
 
+def prefill_to_pb(p: PrefillCost) -> pb.PrefillCost:
+    return pb.PrefillCost(fixed_s=p.fixed_s, token_s=p.token_s, attention_s=p.attention_s, slowdown=p.slowdown)
+
+
+def prefill_from_pb(m: pb.PrefillCost) -> PrefillCost:
+    return PrefillCost(m.fixed_s, m.token_s, m.attention_s, m.slowdown or 1.0)
+
+
 def piece_to_pb(p: Piece) -> pb.RestoredPage:
     return pb.RestoredPage(page=p.number, epoch=p.epoch, slots=p.data, block=p.block, count=p.slots, source=p.source)
 
@@ -160,5 +170,5 @@ def notice_from_pb(m: pb.NoticeMessage) -> Notice:
     return Notice(m.node_id, NoticeKind(m.kind), m.deadline, m.source)
 
 
-def commits_from_pb(messages: Iterable[pb.TokenCommit]) -> list[TokenCommit]:
-    return [commit_from_pb(m) for m in messages]
+def commits_from_pb(messages: Iterable[pb.TokenCommit], kv_at: str = "") -> list[TokenCommit]:
+    return [commit_from_pb(m, kv_at) for m in messages]

@@ -191,7 +191,7 @@ class WriteSlotsResponse(_message.Message):
     def __init__(self, generation: _Optional[str] = ..., progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size")
+    __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size", "prefill", "only")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,8 @@ class RestoreRequest(_message.Message):
     ARENA_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     token: FencingToken
     worker_id: str
@@ -208,7 +210,21 @@ class RestoreRequest(_message.Message):
     arena_id: str
     slot_bytes: int
     page_size: int
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
+    prefill: PrefillCost
+    only: str
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill: _Optional[_Union[PrefillCost, _Mapping]] = ..., only: _Optional[str] = ...) -> None: ...
+
+class PrefillCost(_message.Message):
+    __slots__ = ("fixed_s", "token_s", "attention_s", "slowdown")
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    fixed_s: float
+    token_s: float
+    attention_s: float
+    slowdown: float
+    def __init__(self, fixed_s: _Optional[float] = ..., token_s: _Optional[float] = ..., attention_s: _Optional[float] = ..., slowdown: _Optional[float] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
     __slots__ = ("record", "page")

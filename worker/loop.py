@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from context_daemon.observability import get_logger
+from context_daemon.rates import PrefillCost
 from context_daemon.records import FencingToken, Finish, RequestKey, ResumeReport
 from worker.answer import Answer
 from worker.commit import KVCommitter, WrittenKV
@@ -30,6 +31,7 @@ from worker.metrics import (
     STEP_SECONDS,
     WAITING,
 )
+from worker.prefill_probe import learn, probe
 
 log = get_logger()
 
@@ -90,6 +92,7 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self.beat = 0  # grows with each turn: the heartbeat's proof of life
         self.step_s = 0.1  # exponentially averaged
+        self.prefill = probe(engine)
 
     def start(self) -> None:
         self._thread.start()
@@ -110,6 +113,12 @@ class StepLoop:
         now = time.monotonic()
         recent = [count for at, count in list(self._samples) if now - at < _RATE_WINDOW_S]
         return sum(recent) / _RATE_WINDOW_S
+
+    def prefill_cost(self) -> PrefillCost:
+        """What a prefill costs now. Decoding sequences share each iteration with it."""
+        decoding = self.step_s if self._engine.capacity.running else 0.0
+        alone = self.prefill.cost().seconds(0, self._engine.capacity.max_num_batched_tokens)
+        return self.prefill.cost(slowdown=1.0 + decoding / alone)
 
     # -- orders (called in the loop's thread) -----------------------------------------------------------------------
     def admit(self, admission: Admission) -> None:
@@ -187,6 +196,7 @@ class StepLoop:
         elapsed = time.monotonic() - started
         self.step_s += 0.2 * (elapsed - self.step_s)
         STEP_SECONDS.observe(elapsed)
+        learn(self.prefill, output, elapsed)
         self._account(output)
         for token in output.tokens:
             self._take_token(token)

@@ -157,6 +157,7 @@ class WorkerRuntime:
             self._options.worker_id,
             self._engine.layout,
             arena=arena if arena.attached else None,
+            prefill=self._loop.prefill_cost(),
         )
         admission = self._admission(restored, 1e3 * (time.monotonic() - started))
         done = threading.Event()

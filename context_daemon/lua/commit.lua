@@ -1,6 +1,6 @@
 -- commit: a step's tokens of one job's requests, with watermarks, resume reports and finishes, under the owners' tokens.
 -- KEYS meta | ARGV per request: rid, incarnation, epoch, position, tokens (packed int32), wm positions ('' none), wm first
---   page, wm layout, finish ('' | '1' ok | '0' error), payload, resume report (msgpack, '' none)
+--   page, wm layout, finish ('' | '1' ok | '0' error), payload, resume report (msgpack, '' none), kv_at ('' none)
 -- Reads and writes meta's counts, r:<rid>, t:<rid>, leased, results, intr. Idempotent: tokens are compared where they
 -- exist and only the missing tail is written and counted; the finish is guarded by the state; a repeated finish must
 -- equal the line that is there. Answers status, length of each: 0 OK, 1 FENCED, 2 GAP, 3 DIVERGED, 4 the owner is ahead
@@ -14,7 +14,7 @@ local function ahead(inc, epoch, held_inc, held_epoch)
   return inc > held_inc or (inc == held_inc and epoch > held_epoch)
 end
 
-local function commit(rid, inc, epoch, position, tokens, wm, first_page, layout, finish, payload, resume)
+local function commit(rid, inc, epoch, position, tokens, wm, first_page, layout, finish, payload, resume, kv_at)
   local rkey, tkey = base .. 'r:' .. rid, base .. 't:' .. rid
   local r = redis.call('HMGET', rkey, 'state', 'inc', 'epoch', 'line', 'commit_epoch', 'lclass', 'prompt_tokens', 'ridx')
   local length = redis.call('STRLEN', tkey) / 4
@@ -56,6 +56,9 @@ local function commit(rid, inc, epoch, position, tokens, wm, first_page, layout,
   if resume ~= '' then
     complete_interruption(base, rid, tonumber(epoch), cmsgpack.unpack(resume))
   end
+  if kv_at ~= '' then
+    redis.call('HSET', rkey, 'kv_at', kv_at)
+  end
   if wm ~= '' then
     advance_watermark(rkey, tonumber(epoch), r[7] + length, tonumber(wm), tonumber(first_page), layout)
   end
@@ -66,7 +69,7 @@ local function commit(rid, inc, epoch, position, tokens, wm, first_page, layout,
 end
 
 local results = {}
-for i = 1, #ARGV, 11 do
-  results[#results + 1] = commit(unpack(ARGV, i, i + 10))
+for i = 1, #ARGV, 12 do
+  results[#results + 1] = commit(unpack(ARGV, i, i + 11))
 end
 return results

@@ -22,9 +22,9 @@ def _batches(_: click.Context, __: click.Parameter, value: str) -> list[int]:
     try:
         batches = [int(part) for part in value.split(",")]
     except ValueError as error:
-        raise click.BadParameter(f"{value!r}: give batch sizes as 1,8,32") from error
+        raise click.BadParameter(f"{value!r}: give whole numbers as 1,8,32") from error
     if not batches or min(batches) < 1:
-        raise click.BadParameter(f"{value!r}: batch sizes start at 1")
+        raise click.BadParameter(f"{value!r}: these start at 1")
     return batches
 
 
@@ -87,6 +87,21 @@ def engine(
     _print(
         run_engine_bench(str(_model(model)), batches, prompt_tokens, new_tokens, threads or _cores(), names), as_json
     )
+
+
+@bench.command()
+@click.option("--context", "contexts", default="256,1024,4000", show_default=True, callback=_batches)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="The ways take turns; medians."
+)
+@_model_option
+@_threads_option
+@json_option
+def resume(contexts: list[int], rounds: int, model: Path | None, threads: int | None, as_json: bool) -> None:
+    """How soon an interrupted request goes on, by each way that its KV can come back."""
+    from worker.bench_resume import run_resume_bench
+
+    _print(run_resume_bench(_model(model), contexts, rounds, threads or max(1, _cores() - 1)), as_json)
 
 
 def _cores() -> int:

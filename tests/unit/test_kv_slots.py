@@ -25,7 +25,7 @@ def page_bytes(page: int, count: int = PAGE, key: RequestKey = KEY, epoch: int =
 
 def read(data: bytes, page: int = 2) -> tuple[int, int, Absent]:
     got = verify(memoryview(data), WHOSE, page * PAGE, SLOT, PAGE)
-    assert bare(memoryview(data), got.slots, SLOT) == raw(page * PAGE, page * PAGE + got.slots)
+    assert bare(memoryview(data), got.slots, SLOT).tobytes() == raw(page * PAGE, page * PAGE + got.slots)
     return got.slots, got.rejected, got.reason
 
 

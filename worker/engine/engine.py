@@ -74,6 +74,7 @@ class TorchEngine:
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             max_num_seqs=self._plan.max_num_seqs,
+            max_num_batched_tokens=self._plan.max_num_batched_tokens,
             pages_used=self._scheduler.allocator.used_count,
             pages_total=self._plan.num_pages,
             max_model_len=self._plan.max_model_len,

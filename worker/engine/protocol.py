@@ -89,6 +89,7 @@ class Capacity:
     running: int
     waiting: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     pages_used: int
     pages_total: int
     max_model_len: int

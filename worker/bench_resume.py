@@ -1,0 +1,252 @@
+"""`tideover bench resume`: how soon an interrupted request goes on, by each way its KV can come back.
+
+One engine computes a context once. Its pages lie in the arena of daemon A and in the KV store; then each way brings them
+back, through A itself (arena) or through daemon B (peer, store), until the engine has sampled the next token. `ms` is all of
+it, `fetch_ms` the way of the pages alone; `floor_ms` is their bytes at the raw bandwidth of the medium, measured in the same
+run: a copy in memory for the arena, loopback TCP for a peer, single GETs of the bare Redis client for the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from context_daemon.client import ContextClient, Restored
+from context_daemon.kv_writer import KVWriter
+from context_daemon.rates import PrefillCost
+from context_daemon.raw_redis import get_bandwidth
+from context_daemon.records import (
+    Endpoint,
+    JobRecord,
+    JobState,
+    KVWatermark,
+    Lease,
+    RequestSpec,
+    SamplingParams,
+    TokenCommit,
+)
+from context_daemon.redis_server import EmbeddedServers, free_port
+from context_daemon.redis_store import RedisStore
+from context_daemon.store import LeaseRequest
+from worker.engine.config import EngineConfig
+from worker.engine.engine import TorchEngine
+from worker.engine.protocol import EngineRequest, ResumeState, SlotSpan
+from worker.prefill_probe import probe
+
+PATHS = ("arena", "peer", "store", "recompute", "planner")
+_WORKER = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A request with all but its last token's KV in daemon A's arena and in the store."""
+
+    lease: Lease
+    spec: RequestSpec
+    token: int
+
+
+class ResumeBench:
+    """An engine, two daemons and two Redis servers for the length of a `with`."""
+
+    def __init__(self, model: Path, longest: int, threads: int) -> None:
+        self._config = EngineConfig(model=str(model), max_num_seqs=2, max_model_len=longest + 8, num_threads=threads)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ResumeBench:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tideover-bench-")))
+        self.servers = self._stack.enter_context(EmbeddedServers(folder))
+        self.engine = TorchEngine.load(self._config)
+        self.layout = self.engine.layout
+        self.prefill: PrefillCost = probe(self.engine).cost()
+        self.here, self.there = self._daemon("a"), self._daemon("b")
+        self.writers = {client.address: KVWriter(client, self.layout, 64) for client in (self.here, self.there)}
+        for writer in self.writers.values():
+            writer.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _daemon(self, node_id: str) -> ContextClient:
+        address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        command = [sys.executable, "-m", "context_daemon", "--node-id", node_id, "--listen", address]
+        command += ["--durable-url", self.servers.durable.url, "--kv-url", self.servers.kv.url]
+        daemon = subprocess.Popen([*command, "--arena-bytes", str(2 << 30)], stderr=subprocess.DEVNULL)
+        self._stack.callback(daemon.wait)
+        self._stack.callback(daemon.terminate)
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(30)
+        client = ContextClient(address)
+        self._stack.callback(client.close)
+        return client
+
+    def interrupted(self, context: int) -> Interrupted:
+        """Compute `context` positions, commit one token after them, and wait until all of the KV is in the store."""
+        spec = RequestSpec(
+            1, "c1", Endpoint.COMPLETIONS, tuple(100 + (7 * at) % 1000 for at in range(context)),
+            SamplingParams(seed=1, max_tokens=4, temperature=0.0, ignore_eos=True),
+        )  # fmt: skip
+        lease = asyncio.run(self._lease(spec))
+        self.engine.add(EngineRequest(lease.key, spec.prompt_token_ids, spec.params))
+        tokens = self._next_token()
+        self._write(lease, context)
+        self.engine.abort(lease.key)
+        mark = KVWatermark(context, 0, self.layout.fingerprint)
+        self.here.commit([TokenCommit(lease.key, lease.token, 0, (tokens,), mark)])
+        return Interrupted(lease, spec, tokens)
+
+    def _next_token(self) -> int:
+        while not (output := self.engine.step()).tokens:
+            pass
+        return output.tokens[0].token_id
+
+    def _write(self, lease: Lease, context: int) -> None:
+        writer, owned, chunk = self.writers[self.here.address], (lease.key, lease.token.epoch), 256
+        for start in range(0, context, chunk):
+            stop = min(context, start + chunk)
+            raw = bytearray((stop - start) * self.layout.slot_bytes)
+            self.engine.export_slots([SlotSpan(lease.key, start, stop)], memoryview(raw))
+            while (slots := writer.write(lease.key, lease.token.epoch, context, start, raw)) is None:
+                writer.announce([])
+            writer.announce([slots])
+        while writer.announce([], [owned]).stored[owned] < context:
+            time.sleep(0.01)
+
+    async def _lease(self, spec: RequestSpec) -> Lease:
+        store = RedisStore(self.servers.durable.url)
+        job_id = f"bench-{time.time_ns()}"
+        job = JobRecord(job_id, job_id, JobState.VALIDATING, "bench", Endpoint.COMPLETIONS.value, time.time())
+        await store.create_job(job)
+        await store.add_requests(job_id, [spec])
+        await store.start_job(job_id, 1)
+        (ready,) = await store.ready_requests(job_id, 1)
+        (lease,) = await store.lease(
+            job_id, 1, [LeaseRequest(ready.key, ready.epoch, _WORKER, self.layout.numerics_class)]
+        )
+        await store.close()
+        return lease
+
+    def resume(self, item: Interrupted, path: str) -> dict[str, Any]:
+        """From the word that the request is ours to its next token."""
+        started = time.perf_counter()
+        restored = self._fetch(item, path)
+        fetched = time.perf_counter()
+        state = ResumeState((item.token,), restored.positions if restored else 0, restored.kv if restored else b"")
+        self.engine.add(EngineRequest(item.lease.key, item.spec.prompt_token_ids, item.spec.params), state)
+        self._next_token()
+        ended = time.perf_counter()
+        recomputed = self.engine.recomputed_tokens(item.lease.key) if not restored else 0
+        self.engine.abort(item.lease.key)
+        positions = restored.positions if restored else 0
+        return {
+            "ms": 1e3 * (ended - started),
+            "fetch_ms": 1e3 * (fetched - started),
+            "bytes": positions * self.layout.slot_bytes,
+            "recomputed_tokens": max(recomputed, len(item.spec.prompt_token_ids) - positions),
+            "source": "+".join(restored.sources) if restored else "",
+        }
+
+    def _fetch(self, item: Interrupted, path: str) -> Restored | None:
+        if path == "recompute":
+            return None
+        daemon = self.here if path == "arena" else self.there
+        only = {} if path == "planner" else {"only": path}
+        return daemon.restore(
+            item.lease.key, item.lease.token, _WORKER, self.layout, arena=self.writers[daemon.address],
+            **({"prefill": self.prefill} if path == "planner" else only),
+        )  # fmt: skip
+
+    def floors(self) -> dict[str, float]:
+        """Bytes/s of the bare media."""
+        page = self.layout.slot_bytes * self.layout.page_size
+        store = get_bandwidth(self.servers.kv.url, page)
+        return {"arena": _memcpy(), "peer": _loopback(page), "store": store}
+
+
+def _best(measure: Callable[[], float], times: int = 3) -> float:
+    return max(measure() for _ in range(times))
+
+
+def _memcpy(size: int = 128 << 20) -> float:
+    source, target = bytearray(size), bytearray(size)
+
+    def once() -> float:
+        started = time.perf_counter()
+        target[:] = source
+        return size / (time.perf_counter() - started)
+
+    return _best(once)
+
+
+def _loopback(block: int, size: int = 256 << 20) -> float:
+    """One sender, one receiver, blocks of a page, both in this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send() -> None:
+            with socket.create_connection(server.getsockname()) as sender:
+                data = bytes(block)
+                for _ in range(size // block):
+                    sender.sendall(data)
+
+        def once() -> float:
+            thread = threading.Thread(target=send)
+            thread.start()
+            receiver, _ = server.accept()
+            buffer, left = memoryview(bytearray(block)), size // block * block
+            started = time.perf_counter()
+            with receiver:
+                while left:
+                    left -= receiver.recv_into(buffer[: min(block, left)])
+            seconds = time.perf_counter() - started
+            thread.join()
+            return size / seconds
+
+        return _best(once)
+
+
+def run_resume_bench(
+    model: Path, contexts: Sequence[int], rounds: int, threads: int, paths: Sequence[str] = PATHS
+) -> list[dict[str, Any]]:
+    """One row for each context and way: medians of `rounds`, the ways taking turns."""
+    rows = []
+    with ResumeBench(model, max(contexts), threads) as bench:
+        floors = bench.floors()
+        for context in contexts:
+            item = bench.interrupted(context)
+            runs: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}
+            for turn in range(rounds):
+                for path in paths:
+                    if path != "recompute" or turn == 0 or context <= 1024:  # long ones take seconds: once
+                        runs[path].append(bench.resume(item, path))
+            rows += [_row(context, path, runs[path], floors) for path in paths]
+    return rows
+
+
+def _row(context: int, path: str, runs: Sequence[dict[str, Any]], floors: dict[str, float]) -> dict[str, Any]:
+    last = runs[-1]
+    source = last["source"] or "recompute"
+    floor = floors.get(source)
+    return {
+        "context": context,
+        "path": path,
+        "source": source,
+        "ms": round(statistics.median(run["ms"] for run in runs), 1),
+        "fetch_ms": round(statistics.median(run["fetch_ms"] for run in runs), 1),
+        "floor_ms": round(1e3 * last["bytes"] / floor, 1) if floor else None,
+        "bytes": last["bytes"],
+        "recomputed_tokens": last["recomputed_tokens"],
+    }
