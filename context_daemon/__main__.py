@@ -44,7 +44,10 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.option("--listen", default="127.0.0.1:7070", show_default=True, help="host:port of the gRPC service.")
 @click.option("--advertise", default="", help="host:port by which other nodes reach it; by default --listen.")
 @click.option("--durable-url", required=True, help="redis:// URL of the durable store.")
-@click.option("--kv-url", required=True, help="redis:// URL of the KV page store.")
+@click.option(
+    "--kv-url", "kv_urls", required=True, multiple=True,
+    help="redis:// URL of a KV page server; repeat for several, the same ones on every node.",
+)  # fmt: skip
 @click.option("--metrics-port", type=int, default=0, show_default=True, help="Port of /metrics; 0 takes a free one.")
 @click.option("--metrics-host", default="127.0.0.1", show_default=True)
 @click.option("--store-timeout", "store_timeout_s", type=float, default=1.0, show_default=True, help="Seconds.")

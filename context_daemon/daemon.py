@@ -39,7 +39,7 @@ class DaemonConfig:
     node_id: str
     listen: str  # host:port; port 0 takes a free one
     durable_url: str
-    kv_url: str
+    kv_urls: tuple[str, ...]  # of all KV servers, the same on every node (see KVCluster)
     store_timeout_s: float = 1.0
     kv_ttl_s: int = 6 * 3600
     worker_ttl_s: float = 10.0
@@ -52,13 +52,14 @@ class DaemonConfig:
 
 
 class ContextDaemon:
-    """`start()` answers the port. It starts whether or not the stores are up: they may come back later."""
+    """`start()` answers the port. It starts whether or not the stores are up: they may come back later. Raises ValueError
+    for a wrong or repeated KV URL."""
 
     def __init__(self, config: DaemonConfig) -> None:
         self._config = config
         self._log = get_logger(node=config.node_id)
         self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
-        self._kv = KVCluster([config.kv_url], timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
+        self._kv = KVCluster(config.kv_urls, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
         budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb)
         here = config.advertise or config.listen

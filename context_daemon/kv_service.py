@@ -15,11 +15,11 @@ from context_daemon import eviction, metrics
 from context_daemon.arena import Arena, slab_bytes
 from context_daemon.commit_mode import ShipBudget, ShipPolicy
 from context_daemon.kv_cluster import KVCluster
-from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, SlotRange
+from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, Progress, SlotRange
 from context_daemon.observability import get_logger
 from context_daemon.page_table import Held, PageTable, Shape
 from context_daemon.pieces import Piece
-from context_daemon.records import CommitResult, CommitStatus, TokenCommit
+from context_daemon.records import CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
 from context_daemon.restorer import PeerReads, Restorer, Wish, probed_links
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs
@@ -126,11 +126,13 @@ class KVService:
             self._take_in(attached, item)
         owned = [(item.key, item.epoch) for item in ranges]
         return Announced(
-            generation=self.shipper.generation,
-            stored={item: self.table.stored(*item) for item in (*owned, *asks)},
+            progress={item: self._progress(*item) for item in (*owned, *asks)},
             granted=self._grant(attached, want),
             ships=self.shipper.policy.ships,
         )
+
+    def _progress(self, key: RequestKey, epoch: int) -> Progress:
+        return Progress(self.table.stored(key, epoch), self.shipper.losses.count(key, epoch))
 
     def _take_in(self, attached: _Attached, item: SlotRange) -> None:
         shape = attached.shape
@@ -157,10 +159,16 @@ class KVService:
             self.table.committed(commit.key, commit.token.epoch, commit.position + len(commit.tokens))
             if commit.finish is not None:
                 self.table.end(commit.key)
+                self.shipper.losses.forget(commit.key)
         elif result.status is CommitStatus.FENCED:
             self.table.disown(commit.key, commit.token.epoch)
 
     # -- an owner takes over ----------------------------------------------------------------------------------------
+    async def restoring(self, record: RequestRecord) -> None:
+        """Call before `pages`: what the KV store loses from here on, the owner hears of when it announces."""
+        if self.shipper.policy.ships and record.watermark > 0:
+            await self.shipper.restoring(record.key, record.token.epoch)
+
     async def pages(self, wish: Wish, in_arena: bool) -> AsyncGenerator[Piece, None]:
         """What `Restorer.pages` brings. With `in_arena` each page lies in the arena for a few seconds, those from elsewhere
         in a free block as long as there is one; else it comes as bytes."""

@@ -42,14 +42,23 @@ class SlotRange:
     start: int
     stop: int
     blocks: tuple[int, ...]
+    arena_id: str = ""  # that they were written to; stays in the worker
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`stored` positions are in the KV store. `losses` grows with each time that the request's KV server came back empty,
+    from 0 when the epoch's owner began: all that the owner has is then to be written again, from position 0."""
+
+    stored: int
+    losses: int
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The daemon's answer. `stored` is how far each request is in the KV store; `ships` whether anything ever goes there."""
+    """The daemon's answer, with each request's progress; `ships` is whether anything ever goes to the KV store."""
 
-    generation: str
-    stored: dict[Owned, int]
+    progress: dict[Owned, Progress]
     granted: tuple[int, ...]
     ships: bool
 
@@ -109,7 +118,7 @@ class KVWriter:
         """Copy raw consecutive slots into their blocks; the trailers come with `announce`. None when there is no room."""
         stop = start + len(raw) // self.shape.slot_bytes
         with self._lock:
-            arena = self._arena if self._attachment is not None else None
+            arena_id, arena = self.arena_id, self._arena if self._attachment is not None else None
             blocks = self._blocks(key, epoch, start, stop) if arena is not None else None
         if blocks is None or arena is None:
             return None
@@ -119,7 +128,7 @@ class KVWriter:
                 (until - first, self.shape.slot_bytes), np.uint8, arena.view, at, (self.shape.row_bytes, 1)
             )
             rows[:] = source[first - start : until - start]
-        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks)
+        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks, arena_id)
 
     def announce(self, ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
         """Seal what was written and tell the daemon; idempotent. Raises StoreUnavailable, or ArenaGone."""
@@ -141,10 +150,11 @@ class KVWriter:
         with self._lock:
             self._owned.pop((key, epoch), None)
 
-    def rewrite(self) -> None:
-        """All that is written from now on goes to new blocks: the old ones may be shipped or evicted at any moment."""
+    def rewrite(self, lost: Iterable[Owned]) -> None:
+        """What is written of these from now on goes to new blocks: the old ones may be shipped or evicted at any moment."""
         with self._lock:
-            self._owned.clear()
+            for owned in lost:
+                self._owned.pop(owned, None)
 
     def read(self, block: int, slots: int) -> memoryview:
         """A page's framed slots, as they are now."""

@@ -123,6 +123,7 @@ class ContextServer(ContextServiceServicer):
         metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
         if not request.want_kv:
             return
+        await self._service.restoring(record)
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
         in_arena = request.arena_id == self._service.arena.arena_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from context_daemon.kv_writer import Announced, Attachment, Owned, SlotRange
+from context_daemon.kv_writer import Announced, Attachment, Owned, Progress, SlotRange
 from context_daemon.pieces import Piece
 from context_daemon.rates import PrefillCost
 from context_daemon.records import (
@@ -127,22 +127,22 @@ def range_from_pb(m: pb.SlotRange) -> SlotRange:
     return SlotRange(key_from_pb(m.key), m.epoch, m.prompt_tokens, m.start, m.start + m.count, tuple(m.blocks))
 
 
-def progress_to_pb(owned: Owned, stored: int = 0) -> pb.KVProgress:
-    return pb.KVProgress(key=key_to_pb(owned[0]), epoch=owned[1], stored=stored)
+def progress_to_pb(owned: Owned, progress: Progress | None = None) -> pb.KVProgress:
+    told = progress or Progress(0, 0)
+    return pb.KVProgress(key=key_to_pb(owned[0]), epoch=owned[1], stored=told.stored, losses=told.losses)
 
 
 def announced_to_pb(a: Announced) -> pb.WriteSlotsResponse:
     return pb.WriteSlotsResponse(
-        generation=a.generation,
-        progress=[progress_to_pb(owned, stored) for owned, stored in a.stored.items()],
+        progress=[progress_to_pb(owned, progress) for owned, progress in a.progress.items()],
         granted=a.granted,
         ships=a.ships,
     )
 
 
 def announced_from_pb(m: pb.WriteSlotsResponse) -> Announced:
-    stored = {(key_from_pb(item.key), item.epoch): item.stored for item in m.progress}
-    return Announced(m.generation, stored, tuple(m.granted), m.ships)
+    progress = {(key_from_pb(item.key), item.epoch): Progress(item.stored, item.losses) for item in m.progress}
+    return Announced(progress, tuple(m.granted), m.ships)
 
 
 def prefill_to_pb(p: PrefillCost) -> pb.PrefillCost:

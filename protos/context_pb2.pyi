@@ -169,26 +169,26 @@ class WriteSlotsRequest(_message.Message):
     def __init__(self, arena_id: _Optional[str] = ..., attachment: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., want_blocks: _Optional[int] = ...) -> None: ...
 
 class KVProgress(_message.Message):
-    __slots__ = ("key", "epoch", "stored")
+    __slots__ = ("key", "epoch", "stored", "losses")
     KEY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     epoch: int
     stored: int
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
+    losses: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., stored: _Optional[int] = ..., losses: _Optional[int] = ...) -> None: ...
 
 class WriteSlotsResponse(_message.Message):
-    __slots__ = ("generation", "progress", "granted", "ships")
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("progress", "granted", "ships")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     SHIPS_FIELD_NUMBER: _ClassVar[int]
-    generation: str
     progress: _containers.RepeatedCompositeFieldContainer[KVProgress]
     granted: _containers.RepeatedScalarFieldContainer[int]
     ships: bool
-    def __init__(self, generation: _Optional[str] = ..., progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ...) -> None: ...
+    def __init__(self, progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size", "prefill", "only")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from context_daemon.kv_writer import ArenaGone, KVWriter, Owned, SlotRange
+from context_daemon.kv_writer import Announced, ArenaGone, KVWriter, Owned, SlotRange
 from context_daemon.observability import get_logger
 from context_daemon.records import CommitResult, TokenCommit
 from context_daemon.store import StoreUnavailable
@@ -134,7 +134,6 @@ class KVCommitter(_Thread):
         self._queued_slots = 0
         self._count_lock = threading.Lock()
         self._unsent: list[WrittenKV] = []
-        self._generation = ""
         self._away = False
         self.latency_s = 0.02  # exponentially averaged, one message
 
@@ -171,22 +170,26 @@ class KVCommitter(_Thread):
             return
 
     def _announce(self, asks: list[Owned]) -> None:
-        sent, started = self._unsent, time.monotonic()
+        # What the loop wrote to a former arena before it heard of its end is due again and counts as never written.
+        sent, started = [w for w in self._unsent if w.slots.arena_id == self.writer.arena_id], time.monotonic()
         answer = self.writer.announce([written.slots for written in sent], asks)
         elapsed = time.monotonic() - started
-        self._sent(sent)
+        self._sent(self._unsent)
         self._away = False
         if sent:
             self.latency_s += 0.1 * (elapsed - self.latency_s)
             COMMIT_LATENCY.labels("kv").observe(elapsed)
-        if self._generation and answer.generation and answer.generation != self._generation:
-            log.warning("kv_store_restarted", effect="resident KV is written again")
-            self.writer.rewrite()
-            self._ledger.kv_lost()
-        else:
-            self._ledger.kv_written([written.item for written in sent])
-            self._ledger.kv_stored(answer.stored, answer.ships)
-        self._generation = answer.generation or self._generation
+        self._take_in(sent, answer)
+
+    def _take_in(self, sent: list[WrittenKV], answer: Announced) -> None:
+        lost = self._ledger.kv_newly_lost({owned: progress.losses for owned, progress in answer.progress.items()})
+        if lost:
+            log.warning("kv_store_restarted", requests=len(lost), effect="their resident KV is written again")
+            self.writer.rewrite(lost)
+            self._ledger.kv_lost(lost)
+        self._ledger.kv_written([w.item for w in sent if (w.item.key, w.item.epoch) not in lost])
+        stored = {owned: progress.stored for owned, progress in answer.progress.items() if owned not in lost}
+        self._ledger.kv_stored(stored, answer.ships)
 
     def _sent(self, sent: list[WrittenKV]) -> None:
         slots = sum(written.item.stop - written.item.start for written in sent)

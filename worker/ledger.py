@@ -8,7 +8,7 @@ whose write was not acknowledged.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from context_daemon.records import (
@@ -37,12 +37,17 @@ class Held:
     kv_queued: int = 0  # positions written to the arena, under way to the daemon's knowledge
     kv_arena: int = 0  # positions the daemon knows in the arena
     kv_stored: int = 0  # positions the KV store has under this epoch
+    kv_losses: int = 0  # times that the KV store was heard to have lost it
     first_page: int = 0  # this epoch's pages start here
     watermark_sent: int = 0
     finish: Finish | None = None
     resume: ResumeReport | None = None
     exact: bool = True
     frozen: bool = False  # being handed over: produces nothing more
+
+    @property
+    def owned(self) -> tuple[RequestKey, int]:
+        return self.key, self.token.epoch
 
     @property
     def uncommitted(self) -> int:
@@ -316,10 +321,24 @@ class Ledger:
                     held.kv_len = min(held.kv_len, item.start)
             self.changed.notify_all()
 
-    def kv_lost(self) -> None:
-        """Arena or KV server came back empty: everything resident is due again, from the first page on."""
+    def kv_newly_lost(self, losses: Mapping[tuple[RequestKey, int], int]) -> set[tuple[RequestKey, int]]:
+        """Those, by (request, epoch), whose KV server came back empty since this was last asked."""
+        with self._lock:
+            named = [(owned, self._held.get(owned[0]), count) for owned, count in losses.items()]
+            lost = {owned for owned, held, count in named if held and owned == held.owned and count > held.kv_losses}
+            for key, epoch in lost:
+                self._held[key].kv_losses = losses[key, epoch]
+            return lost
+
+    def kv_lost(self, lost: Collection[tuple[RequestKey, int]] | None = None) -> None:
+        """The KV server of these came back empty, or with None the arena did: all of theirs that is resident is due again,
+        from the first page on."""
         with self.changed:
             for held in self._held.values():
+                if lost is None:
+                    held.kv_losses = 0  # a new daemon counts anew
+                elif held.owned not in lost:
+                    continue
                 held.kv_queued = held.kv_arena = held.kv_stored = held.first_page = held.watermark_sent = 0
                 if held.frozen:
                     held.kv_len = 0  # it has left the engine: nothing of it is worth waiting for

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import redis
+from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, lease, mark, raw_slots, start_job, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from store_samples import job_record, spec, worker_status
 
@@ -22,7 +22,7 @@ from context_daemon import kv_slots
 from context_daemon.client import ContextClient, NotOwner, UnknownRequest
 from context_daemon.daemon import SERVICE
 from context_daemon.kv_pages import page_key
-from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, SlotRange
+from context_daemon.kv_writer import ArenaGone, Attachment, SlotRange
 from context_daemon.page_table import Shape
 from context_daemon.records import (
     CommitStatus,
@@ -39,30 +39,7 @@ from context_daemon.records import (
 )
 from context_daemon.redis_server import EmbeddedServers, ServerProcess, free_port, port_is_free
 from context_daemon.redis_store import RedisStore
-from context_daemon.store import LeaseRequest, StoreRefusesWrites, StoreUnavailable
-
-LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=1, head_dim=4, page_size=4)
-PROMPT = 10
-
-
-class Daemon:
-    def __init__(self, servers: EmbeddedServers, node_id: str = "node-1", *flags: str) -> None:
-        self.port = free_port()
-        self._command = [sys.executable, "-m", "context_daemon", "--node-id", node_id, *flags,
-                         "--listen", f"127.0.0.1:{self.port}", "--durable-url", servers.durable.url,
-                         "--kv-url", servers.kv.url, "--metrics-port", "0"]  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Daemon:
-        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
-        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            grpc.channel_ready_future(channel).result(30)
-        return self
-
-    def end(self, signum: signal.Signals) -> int:
-        assert self.process is not None
-        self.process.send_signal(signum)
-        return self.process.wait(10)
+from context_daemon.store import StoreRefusesWrites, StoreUnavailable
 
 
 @pytest.fixture
@@ -95,43 +72,6 @@ async def store(own_servers: EmbeddedServers) -> Any:
     await made.close()
 
 
-async def start_job(store: RedisStore, lines: int = 3) -> None:
-    await store.create_job(job_record("job"))
-    await store.add_requests("job", [spec(line, PROMPT) for line in range(1, lines + 1)])
-    await store.start_job("job", lines)
-
-
-async def lease(store: RedisStore, line: int, worker: str, epoch: int = 0) -> Lease:
-    (granted,) = await store.lease("job", 1, [LeaseRequest(RequestKey("job", line), epoch, worker, "cpu-1")])
-    return granted
-
-
-def slot(position: int) -> bytes:
-    return bytes((position * 7 + i) % 256 for i in range(LAYOUT.slot_bytes))
-
-
-def raw_slots(start: int, stop: int) -> bytes:
-    return b"".join(slot(p) for p in range(start, stop))
-
-
-class Pages:
-    """A worker's writes: into the arena, announced, and waited for until they are in the KV store."""
-
-    def __init__(self, client: ContextClient, layout: KVLayout = LAYOUT) -> None:
-        self.writer = KVWriter(client, layout, spare_blocks=64)
-        self.writer.attach()
-
-    def put(self, lease: Lease, start: int, stop: int, raw: bytes | None = None) -> Announced:
-        written = self.writer.write(lease.key, lease.token.epoch, PROMPT, start, raw or raw_slots(start, stop))
-        assert written is not None
-        return self.writer.announce([written])
-
-    def stored(self, lease: Lease, positions: int) -> Announced:
-        owned = (lease.key, lease.token.epoch)
-        until(lambda: self.writer.announce([], [owned]).stored[owned] >= positions)
-        return self.writer.announce([], [owned])
-
-
 @pytest.fixture
 def pages(client: ContextClient) -> Pages:
     return Pages(client)
@@ -147,13 +87,6 @@ def elsewhere(own_servers: EmbeddedServers) -> Iterator[ContextClient]:
     running.end(signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition never held"
-        time.sleep(0.05)
-
-
 def available(call: Callable[[], Any], seconds: float = 15.0) -> Any:
     """The answer once the store is back, by repeating the same call as its contract allows."""
     deadline = time.monotonic() + seconds
@@ -164,10 +97,6 @@ def available(call: Callable[[], Any], seconds: float = 15.0) -> Any:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def mark(positions: int, first_page: int = 0) -> KVWatermark:
-    return KVWatermark(positions, first_page, LAYOUT.fingerprint)
 
 
 async def test_commit_and_restore_over_epochs(
@@ -337,21 +266,22 @@ async def test_hung_durable_store_shows_within_the_timeout(
     assert (result.status, result.length) == (CommitStatus.OK, 1)
 
 
-async def test_kv_restart_changes_the_generation_and_costs_no_token(
+async def test_kv_restart_is_told_and_costs_no_token(
     client: ContextClient, elsewhere: ContextClient, pages: Pages, store: RedisStore, own_servers: EmbeddedServers
 ) -> None:
     await start_job(store)
     owner = await lease(store, 1, "w1")
     pages.put(owner, 0, 8)
-    before = pages.stored(owner, 8).generation
+    pages.stored(owner, 8)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
     own_servers.kv.kill()
     pages.put(owner, 8, 9)
     record, _, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT)
     assert record.tokens == (5,) and positions == 0
     own_servers.kv.start()
-    until(lambda: pages.writer.announce([]).generation != before)
-    pages.writer.rewrite()
+    owned = (owner.key, owner.token.epoch)
+    until(lambda: pages.writer.announce([], [owned]).progress[owned].losses == 1)
+    pages.writer.rewrite([owned])
     pages.put(owner, 0, 9)
     pages.stored(owner, 9)
     assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT).positions == 8, "as far as the watermark says"

@@ -17,7 +17,7 @@ from kv_servers import KVServers
 
 from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_node import PAUSE_S, KVWriteResult
-from context_daemon.kv_slots import frame, framed_size
+from context_daemon.kv_slots import frame, framed_size, identity
 from context_daemon.records import RequestKey
 from context_daemon.redis_script import connect
 from context_daemon.store import SlotWrite, StoreUnavailable
@@ -29,7 +29,7 @@ KEYS = [RequestKey("job", line) for line in range(1, 25)]
 
 def slots(key: RequestKey, start: int, stop: int, epoch: int = 1) -> SlotWrite:
     raw = b"".join(bytes([p % 251 + 1]) * SLOT for p in range(start, stop))
-    data = frame(key, epoch, LAYOUT, start, raw, SLOT)
+    data = frame(identity(key, epoch, LAYOUT), start, raw, SLOT)
     return SlotWrite(key, epoch, LAYOUT, start, stop - start, SLOT, PAGE, data)
 
 

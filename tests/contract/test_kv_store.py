@@ -9,7 +9,7 @@ import pytest
 from kv_servers import KVServers
 
 from context_daemon.kv_cluster import KVCluster
-from context_daemon.kv_slots import frame, framed_size
+from context_daemon.kv_slots import frame, framed_size, identity
 from context_daemon.memory_kv import MemoryKV
 from context_daemon.records import RequestKey
 from context_daemon.redis_kv import RedisKV
@@ -26,7 +26,7 @@ def raw(start: int, stop: int, mark: int = 0) -> bytes:
 
 
 def slots(key: RequestKey, start: int, stop: int, *, epoch: int = 1, layout: str = LAYOUT, mark: int = 0) -> SlotWrite:
-    data = frame(key, epoch, layout, start, raw(start, stop, mark), SLOT)
+    data = frame(identity(key, epoch, layout), start, raw(start, stop, mark), SLOT)
     return SlotWrite(key, epoch, layout, start, stop - start, SLOT, PAGE, data)
 
 
@@ -73,7 +73,7 @@ def kv(kv_and_loss: tuple[KVStore, Lose]) -> KVStore:
 async def test_what_was_written_is_read_page_by_page(kv: KVStore) -> None:
     await kv.write_slots([slots(key, 0, 11) for key in KEYS])
     for key in KEYS:
-        whole = frame(key, 1, LAYOUT, 0, raw(0, 11), SLOT)
+        whole = frame(identity(key, 1, LAYOUT), 0, raw(0, 11), SLOT)
         step = PAGE * framed_size(SLOT)
         pages = [await kv.read_page(key, 1, LAYOUT, page) for page in range(4)]
         assert pages == [whole[:step], whole[step : 2 * step], whole[2 * step :], None]
@@ -96,7 +96,7 @@ async def test_a_repeat_is_harmless_and_a_later_part_fills_the_page(kv: KVStore)
     key = KEYS[3]
     for write in (slots(key, 2, 3), slots(key, 0, 2), slots(key, 0, 2), slots(key, 3, 4)):
         await kv.write_slots([write])
-    assert await kv.read_page(key, 1, LAYOUT, 0) == frame(key, 1, LAYOUT, 0, raw(0, 4), SLOT)
+    assert await kv.read_page(key, 1, LAYOUT, 0) == frame(identity(key, 1, LAYOUT), 0, raw(0, 4), SLOT)
 
 
 async def test_any_mix_of_writes_gives_what_memory_gives(kv: KVStore) -> None:

@@ -222,8 +222,7 @@ def test_a_kv_store_that_comes_back_empty_is_filled_again(
     worker = started(rig, "kv", long, 60)
     rig.servers.kv.kill()
     rig.servers.kv.start()
-    generation = worker.runtime._kv._generation
-    until(lambda: worker.runtime._kv._generation != generation, "the new server to be noticed")
+    until(lambda: all(held.kv_losses for held in worker.runtime._ledger.all()), "the new server to be noticed")
     rig.wait_tokens("kv", rig.tokens("kv") + 60)
     rig.retire(worker)
     rig.requeue("kv")

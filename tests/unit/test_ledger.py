@@ -165,6 +165,24 @@ def test_lost_kv_store_makes_everything_due_again() -> None:
     assert (kv.start, kv.stop, item.first_page) == (0, 20, 0)
 
 
+def test_a_lost_kv_server_makes_only_its_requests_due_again_and_is_heard_of_once() -> None:
+    items = [held(line=line, epoch=2, tokens=[1]) for line in (1, 2)]
+    ledger = Ledger("lay", 16)
+    for item in items:
+        ledger.add(item, 0)
+        ledger.computed({item.key: 20})
+    ledger.kv_written(ledger.take_kv(100))
+    ledger.kv_stored({item.owned: 20 for item in items}, ships=True)
+    lost = ledger.kv_newly_lost({items[0].owned: 1, items[1].owned: 0, (items[1].key, 1): 3})
+    assert lost == {items[0].owned}, "what an older lease lost is nothing"
+    ledger.kv_lost(lost)
+    assert [item.kv_stored for item in items] == [0, 20]
+    assert [(kv.key, kv.start, kv.stop) for kv in ledger.take_kv(100)] == [(items[0].key, 0, 20)]
+    assert ledger.kv_newly_lost({items[0].owned: 1}) == set()
+    ledger.kv_lost()
+    assert ledger.kv_newly_lost({items[0].owned: 1}) == {items[0].owned}, "a new daemon counts anew"
+
+
 def test_finished_sequence_takes_no_more_tokens_and_leaves_when_acknowledged() -> None:
     item = held()
     ledger = ledger_with(item)

@@ -357,3 +357,35 @@ def test_memories_are_bounded_and_keep_the_latest(words: list[tuple[bool, int]])
     assert len(table._ended) <= 5 and len(table._lengths) <= 5
     assert {key.line for key in table._ended} >= set(latest[True])
     assert {key.line for key, _ in table._lengths} >= set(latest[False])
+
+
+def ship(table: PageTable, count: int = 100) -> None:
+    for due in table.due(KEYS[0])[:count]:
+        table.mark_stored(due)
+
+
+def test_an_owner_that_goes_back_before_its_first_page_has_nothing_stored_until_that_is_there(table: PageTable) -> None:
+    """Its older pages were lost before it first announced: what it stored from its first page on is behind a hole."""
+    put(table, 8, 14, [0, 1], epoch=2)
+    ship(table)
+    assert table.stored(KEYS[0], 2) == 14
+    put(table, 0, 14, [2, 3, 4, 5], epoch=2)
+    assert table.stored(KEYS[0], 2) == 0
+    ship(table, 2)
+    assert table.stored(KEYS[0], 2) == 8
+    ship(table)
+    assert table.stored(KEYS[0], 2) == 14
+
+
+def test_what_is_lost_is_due_again_from_the_first_slot_on(table: PageTable) -> None:
+    put(table, 0, 6, [0, 1])
+    ship(table, 1)
+    under_way = table.due(KEYS[0])
+    table.mark_lost(KEYS[0])
+    assert table.stored(KEYS[0], 1) == 0 and [(d.start, d.stop) for d in table.due(KEYS[0])] == [(0, 4), (0, 2)]
+    put(table, 6, 7, [1])
+    ship(table, 1)
+    assert table.stored(KEYS[0], 1) == 4
+    for due in under_way:  # went to the new server: it has these two, and not the third
+        table.mark_stored(due)
+    assert table.stored(KEYS[0], 1) == 6 and [(d.start, d.stop) for d in table.due(KEYS[0])] == [(2, 3)]
