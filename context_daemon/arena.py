@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from contextlib import suppress
 
 MIN_BYTES = 1 << 20
 _SLABS = 16  # at least so many, so that several layouts share one arena
@@ -39,8 +40,10 @@ class Arena:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
+        """Whoever still reads a part of it, a write that was cut off say, keeps that part until it lets go."""
         self.view.release()
-        self._map.close()
+        with suppress(BufferError):
+            self._map.close()
         os.close(self._fd)
 
 

@@ -75,8 +75,9 @@ class Shipper:
                 self._wake.clear()
                 self._land()
                 self._launch()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _TICK_S if self._due else _CHECK_S)
+                with suppress(TimeoutError):  # wait_for may swallow a cancellation (Python 3.11)
+                    async with asyncio.timeout(_TICK_S if self._due else _CHECK_S):
+                        await self._wake.wait()
         finally:
             for task in self._flying.values():
                 task.cancel()
@@ -114,6 +115,7 @@ class Shipper:
         noticed = self._noticed()
         allowance = min(self.policy.allowance(time.monotonic(), noticed), _BATCH_BYTES)
         if allowance <= 0:
+            self._due = {key: None for key in self._due if self._table.get(key) is not None}
             return []
         due: list[Due] = []
         ordered = noticed or self.policy.budget.mode is KVCommit.AUTO
