@@ -88,7 +88,7 @@ class ContextClient:
         response = self._call(lambda: self._tokens.Commit(request, timeout=self._timeout_s))
         return [wire.result_from_pb(m) for m in response.results]
 
-    def attach_arena(self, shape: Shape, want_blocks: int) -> Attachment:
+    def attach_arena(self, shape: Shape, want_blocks: int, writer: str = "") -> Attachment:
         """Raises ValueError when pages of this shape do not fit the arena."""
         request = pb.AttachArenaRequest(
             layout=shape.layout,
@@ -96,6 +96,7 @@ class ContextClient:
             page_size=shape.page_size,
             pid=os.getpid(),
             want_blocks=want_blocks,
+            writer=writer,
         )
         return wire.attachment_from_pb(self._call(lambda: self._kv.AttachArena(request, timeout=self._timeout_s)))
 
@@ -105,6 +106,7 @@ class ContextClient:
         ranges: Sequence[SlotRange],
         asks: Iterable[Owned],
         want_blocks: int,
+        grant: int = 0,
     ) -> Announced:
         """Raises ArenaGone when the daemon has another arena now."""
         request = pb.WriteSlotsRequest(
@@ -113,6 +115,7 @@ class ContextClient:
             ranges=[wire.range_to_pb(item) for item in ranges],
             asks=[wire.progress_to_pb(item) for item in asks],
             want_blocks=want_blocks,
+            grant=grant,
         )
         try:
             answer = self._call(lambda: self._kv.WriteSlots(request, timeout=self._timeout_s))

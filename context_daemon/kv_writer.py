@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -56,17 +57,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The daemon's answer, with each request's progress; `ships` is whether anything ever goes to the KV store."""
+    """The daemon's answer, with each request's progress; `ships` is whether anything ever goes to the KV store. The blocks
+    of a `grant` come with each answer until the worker says that they came: an answer may be lost."""
 
     progress: dict[Owned, Progress]
     granted: tuple[int, ...]
     ships: bool
+    grant: int = 0
 
 
 class ArenaCalls(Protocol):
-    """What of the daemon's service the writer needs. Both raise StoreUnavailable; `announce` ArenaGone, too."""
+    """What of the daemon's service the writer needs. Both raise StoreUnavailable; `announce` ArenaGone, too. What the same
+    `writer` attached before is taken back; `grant` is the last one that came."""
 
-    def attach_arena(self, shape: Shape, want_blocks: int) -> Attachment: ...
+    def attach_arena(self, shape: Shape, want_blocks: int, writer: str) -> Attachment: ...
 
     def announce(
         self,
@@ -74,6 +78,7 @@ class ArenaCalls(Protocol):
         ranges: Sequence[SlotRange],
         asks: Iterable[Owned],
         want_blocks: int,
+        grant: int,
     ) -> Announced: ...
 
 
@@ -84,6 +89,8 @@ class KVWriter:
         self._calls = calls
         self.shape = Shape(layout.fingerprint, layout.slot_bytes, layout.page_size)
         self._spare = spare_blocks
+        self._name = secrets.token_hex(8)
+        self._grant = 0  # the last that came
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._arena: MappedArena | None = None
@@ -96,7 +103,7 @@ class KVWriter:
 
     def attach(self) -> None:
         """Map the daemon's arena; whatever was written to another before is forgotten."""
-        attachment = self._calls.attach_arena(self.shape, self._spare)
+        attachment = self._calls.attach_arena(self.shape, self._spare, self._name)
         try:
             arena = MappedArena(attachment.path, attachment.total_bytes)
         except OSError as error:
@@ -107,7 +114,7 @@ class KVWriter:
         with self._lock:
             self._attachment, self._arena = attachment, arena
             self._owned.clear()
-            self._free = deque(attachment.granted)
+            self._free, self._grant = deque(attachment.granted), 0
 
     def detach(self) -> None:
         """The arena is no use any more: nothing is written until the next `attach`."""
@@ -133,16 +140,17 @@ class KVWriter:
     def announce(self, ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
         """Seal what was written and tell the daemon; idempotent. Raises StoreUnavailable, or ArenaGone."""
         with self._lock:
-            attachment, arena = self._attachment, self._arena
+            attachment, arena, grant = self._attachment, self._arena, self._grant
             want = max(0, self._spare - len(self._free))
         if attachment is None or arena is None:
             raise ArenaGone("no arena is attached")
         for item in ranges:
             self._seal(arena, item)
-        answer = self._calls.announce(attachment, ranges, asks, want)
+        answer = self._calls.announce(attachment, ranges, asks, want, grant)
         with self._lock:
-            if self._attachment is attachment:
+            if self._attachment is attachment and answer.grant > self._grant:
                 self._free.extend(answer.granted)
+                self._grant = answer.grant
         return answer
 
     def forget(self, key: RequestKey, epoch: int) -> None:

@@ -57,6 +57,7 @@ class Entry:
     first: dict[int, int] = field(default_factory=dict)  # position from which its owner announced, by epoch
     stored: dict[int, int] = field(default_factory=dict)  # positions in the KV store without a hole, by epoch
     unshipped: set[tuple[int, int]] = field(default_factory=set)  # (page, epoch) of which the store lacks something
+    sent: set[int] = field(default_factory=set)  # epochs of which something went to the KV store
     owner: int = 0  # epoch that runs on this node; 0: none
     disowned: int = 0  # epochs up to this one are over, whatever is still heard of them
 
@@ -215,12 +216,14 @@ class PageTable:
             if not entry.pages:
                 del self._entries[key]
 
-    def end(self, key: RequestKey) -> None:
-        """The request is over: its pages go at once."""
+    def end(self, key: RequestKey) -> Entry | None:
+        """The request is over: its pages go at once. Returns what there was."""
         self._ended[key] = None
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+        entry = self._entries.get(key)
         self.forget(key)
+        return entry
 
     def forget(self, key: RequestKey) -> None:
         entry = self._entries.get(key)
@@ -261,6 +264,13 @@ class PageTable:
     def _due(entry: Entry, number: int, epoch: int) -> Due:
         page = entry.pages[number][epoch]
         return Due(entry.key, entry.shape, number, epoch, page.block, page.stored, page.count, page.version)
+
+    def sending(self, due: Due) -> None:
+        """These slots are on their way: their block is pinned until `unpin`."""
+        self.pin(due.block)
+        entry = self._entries.get(due.key)
+        if entry is not None:
+            entry.sent.add(due.epoch)
 
     def mark_stored(self, due: Due) -> None:
         """The store acknowledged these slots, as they were when they were due. A page may be gone since, or written anew."""

@@ -69,6 +69,12 @@ class Shipper:
             generation = None
         self._lost(self._kv.server_of(key), self.losses.restoring(key, epoch, generation))
 
+    async def landed(self, key: RequestKey) -> None:
+        """Until nothing of a request that has just ended is under way any more."""
+        task = self._flying.get(self._kv.server_of(key))
+        if task is not None:
+            await asyncio.wait([task])
+
     async def run(self) -> None:
         try:
             while True:
@@ -134,7 +140,7 @@ class Shipper:
     async def _ship(self, server: str, batch: Sequence[Due]) -> None:
         self.policy.spent(sum(due.bytes for due in batch))  # at once: the other servers share the budget
         for due in batch:
-            self._table.pin(due.block)
+            self._table.sending(due)
         try:
             results = await self._kv.write_each([self._write(due) for due in batch])
         finally:

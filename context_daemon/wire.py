@@ -137,12 +137,13 @@ def announced_to_pb(a: Announced) -> pb.WriteSlotsResponse:
         progress=[progress_to_pb(owned, progress) for owned, progress in a.progress.items()],
         granted=a.granted,
         ships=a.ships,
+        grant=a.grant,
     )
 
 
 def announced_from_pb(m: pb.WriteSlotsResponse) -> Announced:
     progress = {(key_from_pb(item.key), item.epoch): Progress(item.stored, item.losses) for item in m.progress}
-    return Announced(progress, tuple(m.granted), m.ships)
+    return Announced(progress, tuple(m.granted), m.ships, m.grant)
 
 
 def prefill_to_pb(p: PrefillCost) -> pb.PrefillCost:
