@@ -231,7 +231,8 @@ def _receive(
         page, first = part.page, part.page.page * layout.page_size
         if first != positions or positions >= wanted:
             break
-        framed = memoryview(page.slots) if page.slots or arena is None else arena.read(page.block, page.count)
+        # A block may be another page's by now, or any moment: what is checked must be what is taken.
+        framed = memoryview(page.slots or (bytes(arena.read(page.block, page.count)) if arena else b""))
         whose = identity(key, page.epoch, layout.fingerprint)
         good = verify(framed, whose, first, layout.slot_bytes, layout.page_size)
         expected = min(page.count, wanted - first)
