@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import sys
 from collections.abc import Coroutine
@@ -11,9 +10,9 @@ from typing import Any
 
 import click
 
-from context_daemon.commit_mode import KVCommit
 from context_daemon.daemon import ContextDaemon, DaemonConfig
 from context_daemon.observability import configure_logging, get_logger, serve_metrics
+from context_daemon.ship_options import ship_options
 
 
 async def _run(config: DaemonConfig) -> None:
@@ -55,20 +54,11 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 @click.option(
     "--worker-ttl", "worker_ttl_s", type=float, default=10.0, show_default=True, help="Seconds a beat counts."
 )
-@click.option("--arena-bytes", type=int, default=0, help="Shared memory for KV pages; by default 1/8 of the machine's.")
-@click.option(
-    "--kv-commit", type=click.Choice(KVCommit), default=KVCommit.STORE, show_default=True,
-    help="What of the KV leaves the node: every step (store), nothing (arena), all when a notice comes (grace), or what "
-    "the budgets allow (auto). Tokens are committed every step in all of them.",
-)  # fmt: skip
-@click.option("--kv-bandwidth", type=float, default=math.inf, help="auto: bytes/s that may leave the node.")
-@click.option("--kv-cost-budget", type=float, default=math.inf, help="auto: money an hour that it may cost.")
-@click.option(
-    "--kv-price-per-gb", type=float, default=0.0, help="auto: price of a GB to the KV store; 0 within a zone."
-)
+@click.option("--max-peer-streams", type=click.IntRange(min=1), default=8, show_default=True, help="To other nodes.")
+@ship_options
 def main(metrics_port: int, metrics_host: str, **options: str) -> None:
     """Keep tokens, KV pages, heartbeats and notices of one node."""
-    config = DaemonConfig(**options)  # type: ignore[arg-type]  # click has converted them
+    config = DaemonConfig(**{name: value for name, value in options.items() if value is not None})  # type: ignore[arg-type]
     configure_logging("context-daemon", node=config.node_id)
     try:
         port = serve_metrics(metrics_host, metrics_port)

@@ -220,6 +220,13 @@ def _status(error: Any) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details() or error.code().name
 
 
+def _pages(stream: Iterator[pb.RestoreResponse]) -> Iterator[pb.RestoredPage]:
+    for part in stream:
+        if not part.pages.pages:
+            return  # that was all; the daemon waits for us to end the call
+        yield from part.pages.pages
+
+
 def _receive(
     key: RequestKey, layout: KVLayout, arena: KVWriter | None, stream: Iterator[pb.RestoreResponse]
 ) -> Restored:
@@ -227,8 +234,8 @@ def _receive(
     wanted = max(0, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
     raw, positions = np.empty((wanted, layout.slot_bytes), np.uint8), 0
     sources: list[str] = []
-    for part in stream:
-        page, first = part.page, part.page.page * layout.page_size
+    for page in _pages(stream):
+        first = page.page * layout.page_size
         if first != positions or positions >= wanted:
             break
         # A block may be another page's by now, or any moment: what is checked must be what is taken.

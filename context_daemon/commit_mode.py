@@ -26,7 +26,10 @@ class KVCommit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShipBudget:
-    """`bandwidth` bounds in bytes/s, `cost_per_hour` in money at `price_per_gb` (0: traffic within a zone is free)."""
+    """`bandwidth` bounds in bytes/s, `cost_per_hour` in money at `price_per_gb` (0: traffic within a zone is free).
+
+    Raises ValueError, by the flags' names, for numbers below 0 and for bounds that would bound nothing.
+    """
 
     mode: KVCommit
     bandwidth: float = math.inf
@@ -34,8 +37,15 @@ class ShipBudget:
     price_per_gb: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.bandwidth >= 0 and self.cost_per_hour >= 0 and self.price_per_gb >= 0):  # NaN, too
-            raise ValueError(f"bandwidth, cost and price are not negative: {self}")
+        flags = {"--kv-bandwidth": self.bandwidth, "--kv-cost-budget": self.cost_per_hour}
+        for flag, value in (flags | {"--kv-price-per-gb": self.price_per_gb}).items():
+            if not value >= 0:
+                raise ValueError(f"{flag} {value:g}: give a number from 0 up")
+        bounds = [flag for flag, value in flags.items() if math.isfinite(value)]
+        if bounds and self.mode is not KVCommit.AUTO:
+            raise ValueError(f"{bounds[0]} bounds --kv-commit auto only, and this is --kv-commit {self.mode}")
+        if math.isfinite(self.cost_per_hour) and self.price_per_gb == 0:
+            raise ValueError("--kv-cost-budget bounds nothing as long as traffic is free: give --kv-price-per-gb, too")
 
     @property
     def bytes_per_s(self) -> float:

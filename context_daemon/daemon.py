@@ -44,6 +44,7 @@ class DaemonConfig:
     kv_ttl_s: int = 6 * 3600
     worker_ttl_s: float = 10.0
     advertise: str = ""  # host:port by which other nodes reach this daemon; by default what it listens on
+    max_peer_streams: int = 8  # to other nodes at once
     arena_bytes: int = 0  # 0: an eighth of the machine's memory, at most 16 GiB
     kv_commit: KVCommit = KVCommit.STORE
     kv_bandwidth: float = math.inf  # bytes/s that `auto` may ship
@@ -65,11 +66,11 @@ class ContextDaemon:
         here = config.advertise or config.listen
         self._pages = KVService(
             self._kv,
-            None,
             here=here,
             arena_bytes=config.arena_bytes or default_arena_bytes(),
             budget=budget,
             noticed=self._going,
+            max_peer_streams=config.max_peer_streams,
         )
         self._service = ContextServer(
             self._store,
@@ -107,7 +108,13 @@ class ContextDaemon:
         await self._server.start()
         for name in ("", SERVICE):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        work = (self._board.run(_NOTICE_INTERVAL_S), self._pages.shipper.run(), self._sweeper.run())
+        self._pages.page_server.listen(self._config.listen.rsplit(":", 1)[0].strip("[]"))
+        work = (
+            self._board.run(_NOTICE_INTERVAL_S),
+            self._pages.shipper.run(),
+            self._pages.page_server.run(),
+            self._sweeper.run(),
+        )
         self._background = [asyncio.create_task(item) for item in work]
         self._log.info("listening", listen=self._config.listen, port=port)
         return port
@@ -124,7 +131,7 @@ class ContextDaemon:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)  # `failed` has told of an error
         await self._service.close()
-        self._pages.close()
+        await self._pages.close()
         await self._store.close()
         await self._kv.close()
         self._log.info("stopped")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,18 +15,20 @@ from context_daemon.arena import Arena, slab_bytes
 from context_daemon.commit_mode import ShipBudget, ShipPolicy
 from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, Progress, SlotRange
+from context_daemon.landing import Keep, Landing
 from context_daemon.observability import get_logger
+from context_daemon.page_server import PageServer
 from context_daemon.page_table import Entry, Held, PageTable, Shape
+from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
 from context_daemon.records import CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
-from context_daemon.restorer import PeerReads, Restorer, Wish, probed_links
+from context_daemon.restorer import Restorer, Wish, probed_links
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs
 
 log = get_logger()
 
 _GRANT_SHARE = 4  # of the arena, at most a quarter may be granted to one worker without being announced
-_READERS_GRACE_S = 5.0  # a worker copies a page out of the arena within that
 
 
 class ArenaFull(Exception):
@@ -53,22 +54,27 @@ class KVService:
     def __init__(
         self,
         kv: KVCluster,
-        peers: PeerReads | None,
         *,
         here: str,
         arena_bytes: int,
         budget: ShipBudget,
         noticed: Callable[[], bool],
+        max_peer_streams: int = 8,
     ) -> None:
         self.arena = Arena(arena_bytes)
         self._slabs = Slabs(arena_bytes, slab_bytes(arena_bytes))
-        self.table = PageTable(self._give, time.monotonic)
+        metrics.ARENA_BYTES.set_function(lambda: self._slabs.used_bytes)
+        self.table = PageTable(self._slabs.give, time.monotonic)
         self.shipper = Shipper(self.table, self.arena, kv, ShipPolicy(budget, time.monotonic()), noticed)
-        self.restorer = Restorer(self.table, self._lend, kv, peers, probed_links(self.arena), here)
+        self.page_server = PageServer(self.table, self.arena, max_peer_streams)
+        self.peers = PeerClient(Landing(self.arena, self._slabs))
+        self.restorer = Restorer(self.table, self._lend, kv, self.peers, probed_links(self.arena), here)
         self._attached: dict[int, _Attached] = {}
         self._attachments = 0
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        await self.page_server.close()
+        await self.peers.close()
         self.arena.close()
 
     # -- a worker writes --------------------------------------------------------------------------------------------
@@ -92,13 +98,9 @@ class KVService:
             alive = attached.started > 0 and _started(attached.pid) == attached.started
             if not alive or (writer and attached.writer == writer):
                 for block in attached.granted:
-                    self._give(block)
+                    self._slabs.give(block)
                 del self._attached[number]
                 log.info("arena_detached", attachment=number, pid=attached.pid, blocks=len(attached.granted))
-
-    def _give(self, block: int) -> None:
-        self._slabs.give(block)
-        metrics.ARENA_BYTES.set(self._slabs.used_bytes)
 
     def _grant(self, attached: _Attached, want: int) -> tuple[int, ...]:
         most = max(1, self._slabs.blocks_of(attached.shape.block_bytes) // _GRANT_SHARE)
@@ -122,7 +124,6 @@ class KVService:
         if len(blocks) < count:
             self._make_room(shape, count - len(blocks))
             blocks += self._slabs.take(shape.block_bytes, count - len(blocks))
-        metrics.ARENA_BYTES.set(self._slabs.used_bytes)
         return blocks
 
     def _make_room(self, shape: Shape, count: int) -> None:
@@ -202,16 +203,26 @@ class KVService:
         if self.shipper.policy.ships and record.watermark > 0:
             await self.shipper.restoring(record.key, record.token.epoch)
 
-    async def pages(self, wish: Wish, in_arena: bool) -> AsyncGenerator[Piece, None]:
-        """What `Restorer.pages` brings. With `in_arena` each page lies in the arena for a few seconds, those from elsewhere
-        in a free block as long as there is one; else it comes as bytes."""
-        async with aclosing(self.restorer.pages(wish)) as pieces:
-            async for piece in pieces:
-                yield self._placed(piece, wish.shape) if in_arena else self._copied(piece, wish.shape)
+    @asynccontextmanager
+    async def borrowing(self) -> AsyncGenerator[Keep, None]:
+        """For the length of one restore: what is lent under it stays where it is until its end."""
+        ends: list[Callable[[], None]] = []
+        try:
+            yield ends.append
+        finally:
+            for end in ends:
+                end()
 
-    def _lend(self, held: Held) -> Piece:
+    async def pages(self, wish: Wish, borrowed: Keep | None) -> AsyncGenerator[Piece, None]:
+        """What `Restorer.pages` brings: in the arena under `borrowed`, those from elsewhere in a free block as long as there
+        is one; as bytes where nothing can be borrowed."""
+        async with self.borrowing() as own, aclosing(self.restorer.pages(wish, borrowed or own)) as pieces:
+            async for piece in pieces:
+                yield self._placed(piece, wish.shape, borrowed) if borrowed else self._copied(piece, wish.shape)
+
+    def _lend(self, held: Held, keep: Keep) -> Piece:
         self.table.pin(held.block)
-        asyncio.get_running_loop().call_later(_READERS_GRACE_S, self.table.unpin, held.block)
+        keep(lambda: self.table.unpin(held.block))
         return Piece(held.number, held.epoch, held.slots, "arena", held.block)
 
     def _copied(self, piece: Piece, shape: Shape) -> Piece:
@@ -220,14 +231,14 @@ class KVService:
         data = bytes(self.arena.view[piece.block : piece.block + piece.slots * shape.row_bytes])
         return msgspec.structs.replace(piece, data=data)
 
-    def _placed(self, piece: Piece, shape: Shape) -> Piece:
+    def _placed(self, piece: Piece, shape: Shape, keep: Keep) -> Piece:
         if not piece.data:
             return piece
         blocks = self._slabs.take(shape.block_bytes, 1)
         if not blocks:
             return piece
         self.arena.view[blocks[0] : blocks[0] + len(piece.data)] = piece.data
-        asyncio.get_running_loop().call_later(_READERS_GRACE_S, self._give, blocks[0])
+        keep(lambda: self._slabs.give(blocks[0]))
         return msgspec.structs.replace(piece, block=blocks[0], data=b"")
 
 

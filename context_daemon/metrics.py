@@ -30,3 +30,10 @@ RESTORE_ERROR = Gauge("tideover_restore_prediction_factor", "By what factor pred
 SWEPT = Counter(
     "tideover_swept_requests_total", "Requests whose pages were let go because the store says they are over"
 )
+PEER_STREAMS = Counter(
+    "tideover_peer_streams_total", "Page streams to other nodes by end (served, busy, refused, broken)", ["end"]
+)
+PEER_BYTES = Counter("tideover_peer_bytes_total", "Bytes of pages to and from other nodes", ["direction"])
+PEER_FAILURES = Counter(
+    "tideover_peer_failures_total", "Page streams from other nodes that failed, by reason", ["reason"]
+)

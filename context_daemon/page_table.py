@@ -244,6 +244,20 @@ class PageTable:
         found = {number: self._longest(entry, number) for number in entry.pages}
         return {number: held for number, held in found.items() if held is not None}
 
+    def held_page(self, key: RequestKey, layout: str, number: int) -> Held | None:
+        entry = self._entries.get(key)
+        return self._longest(entry, number) if entry is not None and entry.shape.layout == layout else None
+
+    def prefix(self, key: RequestKey, layout: str) -> int:
+        """Positions from the first on that count without a hole."""
+        number = reached = 0
+        while (held := self.held_page(key, layout, number)) is not None:
+            reached += held.slots
+            if held.slots < self._entries[key].shape.page_size:
+                break
+            number += 1
+        return reached
+
     @staticmethod
     def _longest(entry: Entry, number: int) -> Held | None:
         first = number * entry.shape.page_size

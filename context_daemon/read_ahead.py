@@ -34,3 +34,31 @@ async def read_ahead(
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def gathered(source: AsyncGenerator[Item, None], most: int) -> AsyncGenerator[list[Item], None]:
+    """What `source` has ready, in lists of at most `most`; it goes on by itself while a list is being used."""
+    queue: asyncio.Queue[Item | None] = asyncio.Queue(maxsize=most)
+
+    async def fill() -> None:
+        try:
+            async for item in source:
+                await queue.put(item)
+        finally:
+            await queue.put(None)
+
+    filling = asyncio.create_task(fill())
+    try:
+        while (first := await queue.get()) is not None:
+            items, more = [first], True
+            while more and len(items) < most and not queue.empty():
+                item = queue.get_nowait()
+                more = item is not None
+                items += [item] if item is not None else []
+            yield items
+            if not more:
+                break
+        await filling  # its error is ours
+    finally:
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)

@@ -12,6 +12,7 @@ from context_daemon import metrics
 from context_daemon.arena import Arena
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import identity, verify
+from context_daemon.landing import Keep
 from context_daemon.observability import get_logger
 from context_daemon.page_table import Held, PageTable, Shape
 from context_daemon.pieces import Piece
@@ -44,7 +45,7 @@ class PeerReads(Protocol):
     ) -> Mapping[RequestKey, int]: ...
 
     def fetch(
-        self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int
+        self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int, keep: Keep
     ) -> AsyncGenerator[Piece, None]: ...
 
 
@@ -104,7 +105,7 @@ class Restorer:
     def __init__(
         self,
         table: PageTable,
-        lend: Callable[[Held], Piece],
+        lend: Callable[[Held, Keep], Piece],
         store: StoreReads,
         peers: PeerReads | None,
         links: Links,
@@ -114,9 +115,9 @@ class Restorer:
         self._links, self._here = links, here
         self.error = PredictionError()
 
-    async def pages(self, wish: Wish) -> AsyncGenerator[Piece, None]:
-        """The pages from the first on, until one is nowhere to be had. The first source is the planner's; where it ends
-        early the next one goes on. Nothing at all when computing is sooner."""
+    async def pages(self, wish: Wish, keep: Keep) -> AsyncGenerator[Piece, None]:
+        """The pages from the first on, until one is nowhere to be had; blocks are freed by what `keep` is given. The first
+        source is the planner's; where it ends early the next one goes on. Nothing at all when computing is sooner."""
         offers = await self._offers(wish)
         chosen = plan(
             wish.wanted, wish.shape.slot_bytes, wish.shape.page_size, offers, wish.prefill, split_margin=_NO_SPLIT
@@ -129,7 +130,7 @@ class Restorer:
         for index, offer in enumerate(order):
             if offer.positions <= reached:
                 continue
-            async with aclosing(self._measured(wish, offer, reached // wish.shape.page_size)) as pieces:
+            async with aclosing(self._measured(wish, offer, reached // wish.shape.page_size, keep)) as pieces:
                 async for piece in pieces:
                     end = min(wish.wanted, piece.number * wish.shape.page_size + piece.slots)
                     whole = piece.slots == wish.shape.page_size or end == wish.wanted
@@ -146,7 +147,7 @@ class Restorer:
     async def _offers(self, wish: Wish) -> list[SourceOffer]:
         record, shape, links = wish.record, wish.shape, self._links
         found = [
-            (SourceKind.ARENA, self._here_positions(wish), links.arena),
+            (SourceKind.ARENA, self._table.prefix(record.key, shape.layout), links.arena),
             (SourceKind.PEER, await self._peer_positions(wish), links.peer(record.kv_at)),
             (SourceKind.STORE, record.watermark if record.layout == shape.layout else 0, links.store),
         ]
@@ -158,13 +159,6 @@ class Restorer:
             if positions > 0 and wish.only in ("", kind.value)
         ]
 
-    def _here_positions(self, wish: Wish) -> int:
-        held, size = self._table.held(wish.record.key, wish.shape.layout), wish.shape.page_size
-        number = 0
-        while number in held and held[number].slots == size:
-            number += 1
-        return number * size + (held[number].slots if number in held else 0)
-
     async def _peer_positions(self, wish: Wish) -> int:
         address = wish.record.kv_at
         if self._peers is None or not address or address == self._here:
@@ -173,7 +167,7 @@ class Restorer:
         return known.get(wish.record.key, 0)
 
     # -- how it comes -----------------------------------------------------------------------------------------------
-    async def _measured(self, wish: Wish, offer: SourceOffer, first: int) -> AsyncGenerator[Piece, None]:
+    async def _measured(self, wish: Wish, offer: SourceOffer, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:
         """The pages of one source; what they took teaches its rate and the planner's error."""
         sources = {
             SourceKind.ARENA: self._from_here,
@@ -184,7 +178,7 @@ class Restorer:
         under_way[offer.kind] = under_way.get(offer.kind, 0) + 1
         waited = 0.0
         try:
-            async with aclosing(sources[offer.kind](wish, first)) as pieces:
+            async with aclosing(sources[offer.kind](wish, first, keep)) as pieces:
                 async for piece in pieces:
                     size += piece.slots * wish.shape.row_bytes
                     yielded = time.monotonic()
@@ -208,22 +202,22 @@ class Restorer:
         }
         links[offer.kind].observe(size, seconds, offer.sharers)
 
-    async def _from_here(self, wish: Wish, first: int) -> AsyncGenerator[Piece, None]:
-        held = self._table.held(wish.record.key, wish.shape.layout)
+    async def _from_here(self, wish: Wish, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:
         for number in range(first, wish.pages):
-            if number not in held:
+            held = self._table.held_page(wish.record.key, wish.shape.layout, number)
+            if held is None:
                 return
-            yield self._lend(held[number])
+            yield self._lend(held, keep)
 
-    async def _from_peer(self, wish: Wish, first: int) -> AsyncGenerator[Piece, None]:
+    async def _from_peer(self, wish: Wish, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:
         if self._peers is None:
             return
         record = wish.record
-        async with aclosing(self._peers.fetch(record.kv_at, record.key, wish.shape, first, wish.pages)) as pieces:
+        async with aclosing(self._peers.fetch(record.kv_at, record.key, wish.shape, first, wish.pages, keep)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _from_store(self, wish: Wish, first: int) -> AsyncGenerator[Piece, None]:
+    async def _from_store(self, wish: Wish, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:
         """Pages up to the first that is absent, or whose slots do not match."""
         record, shape = wish.record, wish.shape
         until = -(-min(record.watermark, wish.wanted) // shape.page_size)

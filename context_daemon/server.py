@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -17,6 +17,7 @@ from context_daemon.kv_writer import ArenaGone
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
 from context_daemon.page_table import Entry, Shape
+from context_daemon.read_ahead import gathered
 from context_daemon.records import (
     CommitResult,
     CommitStatus,
@@ -33,6 +34,8 @@ from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_PAGES_A_MESSAGE = 16
+_READERS_GRACE_S = 10.0  # a worker has copied the last page out of the arena within that
 _HEARTBEAT_WAIT_S = 0.25  # a heartbeat is answered by then, whether or not the store took it
 
 
@@ -128,9 +131,18 @@ class ContextServer(ContextServiceServicer):
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
         in_arena = request.arena_id == self._service.arena.arena_id
-        async with aclosing(self._service.pages(wish, in_arena)) as pieces:
-            async for piece in pieces:
-                yield pb.RestoreResponse(page=wire.piece_to_pb(piece))
+        async with self._service.borrowing() as borrowed:
+            pieces = self._service.pages(wish, borrowed if in_arena else None)
+            async with aclosing(pieces), aclosing(gathered(pieces, _PAGES_A_MESSAGE)) as groups:
+                async for group in groups:
+                    yield pb.RestoreResponse(pages=wire.pieces_to_pb(group))
+            yield pb.RestoreResponse(pages=pb.RestoredPages())
+            await _end_of(context, _READERS_GRACE_S)
+
+    async def DescribePages(self, request: pb.DescribePagesRequest, context: Context) -> pb.DescribePagesResponse:
+        table, pages = self._service.table, self._service.page_server
+        positions = [table.prefix(wire.key_from_pb(key), request.layout) for key in request.keys]
+        return pb.DescribePagesResponse(positions=positions, port=pages.port, token=pages.token)
 
     async def _owned_record(self, request: pb.RestoreRequest, context: Context) -> RequestRecord:
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
@@ -247,3 +259,11 @@ class ContextServer(ContextServiceServicer):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _end_of(context: Context, timeout_s: float) -> None:
+    """Until the caller ended the call, or so long."""
+    ended = asyncio.Event()
+    context.add_done_callback(lambda _: ended.set())  # type: ignore[arg-type]  # the stubs want more of it
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), timeout_s)

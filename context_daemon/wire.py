@@ -154,6 +154,10 @@ def prefill_from_pb(m: pb.PrefillCost) -> PrefillCost:
     return PrefillCost(m.fixed_s, m.token_s, m.attention_s, m.slowdown or 1.0)
 
 
+def pieces_to_pb(pieces: Iterable[Piece]) -> pb.RestoredPages:
+    return pb.RestoredPages(pages=[piece_to_pb(piece) for piece in pieces])
+
+
 def piece_to_pb(p: Piece) -> pb.RestoredPage:
     return pb.RestoredPage(page=p.number, epoch=p.epoch, slots=p.data, block=p.block, count=p.slots, source=p.source)
 

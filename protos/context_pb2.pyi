@@ -233,12 +233,18 @@ class PrefillCost(_message.Message):
     def __init__(self, fixed_s: _Optional[float] = ..., token_s: _Optional[float] = ..., attention_s: _Optional[float] = ..., slowdown: _Optional[float] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
-    __slots__ = ("record", "page")
+    __slots__ = ("record", "pages")
     RECORD_FIELD_NUMBER: _ClassVar[int]
-    PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     record: bytes
-    page: RestoredPage
-    def __init__(self, record: _Optional[bytes] = ..., page: _Optional[_Union[RestoredPage, _Mapping]] = ...) -> None: ...
+    pages: RestoredPages
+    def __init__(self, record: _Optional[bytes] = ..., pages: _Optional[_Union[RestoredPages, _Mapping]] = ...) -> None: ...
+
+class RestoredPages(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: _containers.RepeatedCompositeFieldContainer[RestoredPage]
+    def __init__(self, pages: _Optional[_Iterable[_Union[RestoredPage, _Mapping]]] = ...) -> None: ...
 
 class RestoredPage(_message.Message):
     __slots__ = ("page", "epoch", "slots", "block", "count", "source")
@@ -255,6 +261,24 @@ class RestoredPage(_message.Message):
     count: int
     source: str
     def __init__(self, page: _Optional[int] = ..., epoch: _Optional[int] = ..., slots: _Optional[bytes] = ..., block: _Optional[int] = ..., count: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+
+class DescribePagesRequest(_message.Message):
+    __slots__ = ("keys", "layout")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[RequestKey]
+    layout: str
+    def __init__(self, keys: _Optional[_Iterable[_Union[RequestKey, _Mapping]]] = ..., layout: _Optional[str] = ...) -> None: ...
+
+class DescribePagesResponse(_message.Message):
+    __slots__ = ("positions", "port", "token")
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    port: int
+    token: str
+    def __init__(self, positions: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
 
 class HandoverRequest(_message.Message):
     __slots__ = ("key", "token", "length", "watermark", "target", "cause")

@@ -55,6 +55,11 @@ class ContextServiceStub:
                 request_serializer=protos_dot_context__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=protos_dot_context__pb2.RestoreResponse.FromString,
                 _registered_method=True)
+        self.DescribePages = channel.unary_unary(
+                '/tideover.context.v1.ContextService/DescribePages',
+                request_serializer=protos_dot_context__pb2.DescribePagesRequest.SerializeToString,
+                response_deserializer=protos_dot_context__pb2.DescribePagesResponse.FromString,
+                _registered_method=True)
         self.Handover = channel.unary_unary(
                 '/tideover.context.v1.ContextService/Handover',
                 request_serializer=protos_dot_context__pb2.HandoverRequest.SerializeToString,
@@ -112,6 +117,13 @@ class ContextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribePages(self, request, context):
+        """DescribePages says how far a node's arena holds requests, and where its pages can be read (see page_stream.py).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Handover(self, request, context):
         """Handover moves the lease to another worker, or back to the queue, at exactly `length` tokens.
         """
@@ -162,6 +174,11 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=protos_dot_context__pb2.RestoreRequest.FromString,
                     response_serializer=protos_dot_context__pb2.RestoreResponse.SerializeToString,
+            ),
+            'DescribePages': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribePages,
+                    request_deserializer=protos_dot_context__pb2.DescribePagesRequest.FromString,
+                    response_serializer=protos_dot_context__pb2.DescribePagesResponse.SerializeToString,
             ),
             'Handover': grpc.unary_unary_rpc_method_handler(
                     servicer.Handover,
@@ -293,6 +310,33 @@ class ContextService:
             '/tideover.context.v1.ContextService/Restore',
             protos_dot_context__pb2.RestoreRequest.SerializeToString,
             protos_dot_context__pb2.RestoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribePages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.context.v1.ContextService/DescribePages',
+            protos_dot_context__pb2.DescribePagesRequest.SerializeToString,
+            protos_dot_context__pb2.DescribePagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,7 +123,7 @@ class ResumeBench:
             while (slots := writer.write(lease.key, lease.token.epoch, context, start, raw)) is None:
                 writer.announce([])
             writer.announce([slots])
-        while writer.announce([], [owned]).stored[owned] < context:
+        while writer.announce([], [owned]).progress[owned].stored < context:
             time.sleep(0.01)
 
     async def _lease(self, spec: RequestSpec) -> Lease:

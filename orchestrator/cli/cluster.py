@@ -11,11 +11,12 @@ from typing import Any
 import click
 import msgspec
 
+from context_daemon.ship_options import ship_options
 from orchestrator.cli.common import FAILED, USAGE, console, fail, json_option, print_json
 from orchestrator.fleet import statefile
 from orchestrator.fleet.local import serve
 from orchestrator.fleet.local.checks import PreflightError, preflight
-from orchestrator.fleet.local.options import DEFAULT_PORT, ClusterOptions
+from orchestrator.fleet.local.options import DEFAULT_PORT, MAX_KV_SERVERS, ClusterOptions
 from orchestrator.fleet.local.process import ProcessFailed
 from orchestrator.fleet.local.shutdown import stop_cluster
 from worker.demo_model import DemoModelError, ensure_demo_model
@@ -28,6 +29,8 @@ _ENGINE_FLAGS = (
     "dtype",
     "batch_invariant",
 )
+
+_KV_FLAGS = ("kv_servers", "kv_commit", "kv_bandwidth", "kv_cost_budget", "kv_price_per_gb", "arena_bytes")
 
 name_option = click.option(
     "--name",
@@ -61,6 +64,15 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def kv_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What becomes of KV besides the workers' own memory; the context daemon's flags of the same names."""
+    servers = click.option(
+        "--kv-servers", default=1, show_default=True, type=click.IntRange(1, MAX_KV_SERVERS),
+        help="KV page servers; each request's pages lie on one of them.",
+    )  # fmt: skip
+    return servers(ship_options(command))
+
+
 def engine_args(flags: dict[str, Any]) -> dict[str, Any]:
     """The engine's arguments out of the command's flags; a page is what vLLM calls a block."""
     given = {name: flags[name] for name in _ENGINE_FLAGS if flags.get(name) is not None}
@@ -80,6 +92,7 @@ def engine_args(flags: dict[str, Any]) -> dict[str, Any]:
     "--threads", default=0, type=click.IntRange(min=0), help="Per worker; by default the cores divided by the workers."
 )
 @engine_options
+@kv_options
 @click.option("--replace/--no-replace", default=True, show_default=True, help="Start a new machine for each one lost.")
 @click.option("--fresh", is_flag=True, help="Forget the jobs of earlier runs first.")
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready and leave it running.")
@@ -116,6 +129,7 @@ def _options(flags: dict[str, Any], say: Callable[[str], None]) -> ClusterOption
         replace=flags["replace"],
         fresh=flags["fresh"],
         orchestrator=flags["orchestrator"],
+        **{name: flags[name] for name in _KV_FLAGS},
     )
 
 

@@ -28,12 +28,12 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     control_url: str
     control_token: str  # also Ray's: RAY_AUTH_MODE=token RAY_AUTH_TOKEN=…
     durable_url: str
-    kv_url: str
     ray_address: str
     runtime_dir: str
     log_dir: str
     model: str
     started_at: float
+    kv_urls: tuple[str, ...] = ()  # last, with a default: a cluster of an older version can still be stopped
 
 
 def state_dir() -> Path:

@@ -111,8 +111,16 @@ async def test_commit_and_restore_over_epochs(
     assert (result.status, result.length) == (CommitStatus.OK, 2)
     await store.requeue("job", 1, [(first.key, first.token)], InterruptionCause.WORKER_DIED)
     second = await lease(store, 1, "w2", epoch=2)
-    for daemon, arena, source in ((client, pages.writer, "arena"), (client, None, "arena"), (elsewhere, None, "store")):
-        record, raw, positions, sources = daemon.restore(second.key, second.token, "w2", LAYOUT, arena=arena)
+    ways = (
+        (client, pages.writer, "arena"),
+        (client, None, "arena"),
+        (elsewhere, None, "peer"),
+        (elsewhere, None, "store"),
+    )
+    for daemon, arena, source in ways:
+        record, raw, positions, sources = daemon.restore(
+            second.key, second.token, "w2", LAYOUT, arena=arena, only=source
+        )
         assert record.tokens == (5, 6) and positions == 11 == record.watermark
         assert bytes(raw) == raw_slots(0, 11) and sources == (source,)
 
@@ -163,7 +171,7 @@ async def test_damaged_pages_are_absent(
     if damage != "delete":
         raw_server.set(name, bytes(value))
     raw_server.close()
-    record, raw, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT)
+    record, raw, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store")
     assert positions == left and bytes(raw) == raw_slots(0, left)
     assert record.watermark == 12
 
@@ -177,7 +185,7 @@ async def test_restore_never_goes_past_what_is_committed(
     pages.put(owner, 0, 20)
     pages.stored(owner, 20)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(6))])
-    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT).positions == 6
+    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store").positions == 6
     assert client.restore(owner.key, owner.token, "w1", LAYOUT).positions == PROMPT, "T-1 with one token"
 
 
@@ -276,7 +284,7 @@ async def test_kv_restart_is_told_and_costs_no_token(
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
     own_servers.kv.kill()
     pages.put(owner, 8, 9)
-    record, _, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT)
+    record, _, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store")
     assert record.tokens == (5,) and positions == 0
     own_servers.kv.start()
     owned = (owner.key, owner.token.epoch)
@@ -284,7 +292,9 @@ async def test_kv_restart_is_told_and_costs_no_token(
     pages.writer.rewrite([owned])
     pages.put(owner, 0, 9)
     pages.stored(owner, 9)
-    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT).positions == 8, "as far as the watermark says"
+    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store").positions == 8, (
+        "as far as the watermark says"
+    )
 
 
 async def test_a_notice_raised_while_the_store_is_away_is_not_lost(

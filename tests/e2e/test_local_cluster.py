@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    running = RunningCluster(f"test-{os.getpid()}", tmp_path_factory.mktemp("state"), "--no-orchestrator")
+    flags = ("--no-orchestrator", "--kv-servers", "2", "--kv-commit", "grace")
+    running = RunningCluster(f"test-{os.getpid()}", tmp_path_factory.mktemp("state"), *flags)
     yield running
     running.down()
 
@@ -62,6 +63,19 @@ def test_machines_join_ray_with_their_labels(cluster: RunningCluster) -> None:
     assert done.returncode == 0, done.stderr
     assert cluster.running() <= set(done.stdout.split())
     assert len(cluster.running()) == 2
+
+
+def test_every_daemon_is_told_of_all_kv_servers_and_of_the_commit_mode(cluster: RunningCluster) -> None:
+    urls = cluster.facts["kv_urls"]
+    assert len(urls) == 2 and {"redis-kv", "redis-kv-2"} <= cluster.processes().keys()
+    for url in urls:
+        client = redis.Redis.from_url(url)
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
+        client.close()
+    told = [f"--kv-url {url}" for url in urls] + ["--kv-commit grace"]
+    for node in cluster.running():
+        command = " ".join(psutil.Process(cluster.processes()[f"daemon-{node}"]["pid"]).cmdline())
+        assert [part for part in told if part not in command] == []
 
 
 def test_ray_refuses_whoever_has_no_token(cluster: RunningCluster) -> None:

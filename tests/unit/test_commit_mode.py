@@ -31,7 +31,7 @@ dues = st.builds(
     [(KVCommit.STORE, INF, INF), (KVCommit.ARENA, 0, 0), (KVCommit.GRACE, 0, INF), (KVCommit.AUTO, 100, INF)],
 )
 def test_what_each_mode_ships_before_and_after_a_notice(mode: KVCommit, before: float, noticed: float) -> None:
-    policy = ShipPolicy(ShipBudget(mode, bandwidth=100), now=0)
+    policy = ShipPolicy(ShipBudget(mode, bandwidth=100 if mode is KVCommit.AUTO else INF), now=0)
     assert policy.allowance(10, noticed=False) == before
     assert policy.allowance(10, noticed=True) == noticed
     assert policy.allowance(20, noticed=False) == before, "the notice was withdrawn"
@@ -49,7 +49,6 @@ def test_auto_without_a_budget_ships_all() -> None:
     ("bandwidth", "cost", "price", "rate"),
     [
         (INF, INF, 0.02, INF),
-        (INF, 1.0, 0.0, INF),  # traffic is free: money bounds nothing
         (INF, 0.072, 0.02, 1e6),  # 3.6 GB an hour
         (5e5, 0.072, 0.02, 5e5),
         (2e6, 0.072, 0.02, 1e6),
@@ -61,10 +60,21 @@ def test_money_is_bytes_at_the_price_of_a_gb(bandwidth: float, cost: float, pric
     assert ShipBudget(KVCommit.AUTO, bandwidth, cost, price).bytes_per_s == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("wrong", [{"bandwidth": -1.0}, {"cost_per_hour": -1.0}, {"price_per_gb": math.nan}])
-def test_a_budget_below_nothing_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="not negative"):
-        ShipBudget(KVCommit.AUTO, **wrong)
+@pytest.mark.parametrize(
+    ("mode", "wrong"),
+    [
+        (KVCommit.AUTO, {"bandwidth": -1.0}),
+        (KVCommit.AUTO, {"bandwidth": math.nan}),
+        (KVCommit.AUTO, {"cost_per_hour": -1.0, "price_per_gb": 0.02}),
+        (KVCommit.AUTO, {"price_per_gb": math.nan}),
+        (KVCommit.AUTO, {"cost_per_hour": 1.0}),  # traffic is free: money bounds nothing
+        (KVCommit.STORE, {"bandwidth": 100.0}),
+        (KVCommit.GRACE, {"cost_per_hour": 1.0, "price_per_gb": 0.02}),
+    ],
+)
+def test_a_budget_that_bounds_nothing_or_less_is_refused(mode: KVCommit, wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="--kv-"):
+        ShipBudget(mode, **wrong)
 
 
 @given(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from flaky_kv import FlakyKV
@@ -27,14 +27,14 @@ KEYS = [RequestKey("job", line) for line in range(5)]
 
 def made() -> KVService:
     budget = ShipBudget(KVCommit.ARENA)
-    return KVService(FlakyKV(), None, here="", arena_bytes=MIN_BYTES, budget=budget, noticed=lambda: False)  # type: ignore[arg-type]
+    return KVService(FlakyKV(), here="", arena_bytes=MIN_BYTES, budget=budget, noticed=lambda: False)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def service() -> Iterator[KVService]:
+async def service() -> AsyncIterator[KVService]:
     one = made()
     yield one
-    one.close()
+    await one.close()
 
 
 class Worker:
@@ -203,7 +203,7 @@ def test_pages_of_another_size_do_not_go_for_nothing(service: KVService) -> None
         other.say(other.range(1000 + line, 0, 4))
     for line in range(200):
         worker.say(worker.range(line, 0, 4))
-    assert len([entry for entry in service.table.entries() if entry.shape == OTHER]) == 10
+    assert sum(len(entry.pages) for entry in service.table.entries() if entry.shape == OTHER) == 10
     assert balanced(service)
 
 
@@ -222,7 +222,7 @@ says = st.tuples(st.integers(0, 4), st.integers(0, 9), st.integers(1, 6), st.boo
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.one_of(says, st.integers(0, 3)), max_size=60), st.randoms(use_true_random=False))
-def test_the_books_balance_after_any_words(words: list[tuple[int, int, int, bool] | int], draw: object) -> None:
+async def test_the_books_balance_after_any_words(words: list[tuple[int, int, int, bool] | int], draw: object) -> None:
     """Ranges that are said once, twice, late and again, among ends, evictions and hand-overs."""
     service = made()
     worker = Worker(service, want=16)
@@ -249,4 +249,4 @@ def test_the_books_balance_after_any_words(words: list[tuple[int, int, int, bool
         end(service, line)
     worker.attach(pid=os.getpid())
     assert blocks_of(service) == [] and balanced(service)
-    service.close()
+    await service.close()

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from context_daemon.kv_slots import frame, identity
+from context_daemon.landing import Keep
 from context_daemon.page_table import Held, PageTable, Shape
 from context_daemon.pieces import Piece
 from context_daemon.rates import Bandwidth, LinkRate, PrefillCost
@@ -67,7 +68,7 @@ class Peer:
         return dict.fromkeys(keys, self.positions)
 
     async def fetch(
-        self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int
+        self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int, keep: Keep
     ) -> AsyncGenerator[Piece, None]:
         for page in range(first_page, min(self.pages, until_page)):
             slots = min(4, self.positions - page * 4)
@@ -87,7 +88,7 @@ def links(store: float = 1e9, peer: float = 1e9) -> Links:
     return Links(Bandwidth(1e10), Bandwidth(store), LinkRate(peer))
 
 
-def lend(held: Held) -> Piece:
+def lend(held: Held, keep: Keep) -> Piece:
     return Piece(held.number, held.epoch, held.slots, "arena", block=held.block)
 
 
@@ -101,7 +102,7 @@ def table_with(slots: int, committed: int = 100) -> PageTable:
 
 
 async def restored(restorer: Restorer, wish: Wish) -> list[tuple[int, int, str]]:
-    async with aclosing(restorer.pages(wish)) as pieces:
+    async with aclosing(restorer.pages(wish, lambda end: None)) as pieces:
         return [(piece.number, piece.slots, piece.source) async for piece in pieces]
 
 

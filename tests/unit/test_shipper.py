@@ -217,7 +217,7 @@ async def test_a_service_closes_while_a_write_hangs() -> None:
     kv = FlakyKV()
     kv.open.clear()
     budget = ShipBudget(KVCommit.STORE)
-    service = KVService(kv, None, here="", arena_bytes=MIN_BYTES, budget=budget, noticed=lambda: False)  # type: ignore[arg-type]
+    service = KVService(kv, here="", arena_bytes=MIN_BYTES, budget=budget, noticed=lambda: False)  # type: ignore[arg-type]
     running = asyncio.create_task(service.shipper.run())
     (block, *_) = service.attach(SHAPE, 1, 4).granted
     ranges = [SlotRange(RequestKey("job", 1), 1, PROMPT, 0, SIZE, (block,))]
@@ -225,5 +225,5 @@ async def test_a_service_closes_while_a_write_hangs() -> None:
     await kv.asked.wait()
     running.cancel()
     ended = await asyncio.gather(running, return_exceptions=True)
-    service.close()
+    await service.close()
     assert isinstance(ended[0], asyncio.CancelledError)

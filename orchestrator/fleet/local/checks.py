@@ -9,9 +9,10 @@ import psutil
 from msgspec.structs import replace
 
 from context_daemon import redis_server
+from context_daemon.arena import MIN_BYTES
 from orchestrator.fleet import statefile
 from orchestrator.fleet.local import reaper
-from orchestrator.fleet.local.options import ClusterOptions
+from orchestrator.fleet.local.options import MAX_KV_SERVERS, ClusterOptions
 from worker.engine.config import GIB, EngineConfig, EngineConfigError, EnginePlan, plan_engine
 from worker.engine.model_folder import ModelFolderError
 
@@ -31,6 +32,7 @@ def preflight(options: ClusterOptions) -> None:
     check_not_running(options.name)
     if options.workers < 0 or options.threads < 0:
         raise PreflightError("--workers and --threads take numbers from 0 up")
+    check_kv(options)
     check_port(options.port)
     check_store(statefile.cluster_dir(options.name) / "durable")
     if options.orchestrator:
@@ -50,6 +52,24 @@ def check_not_running(name: str) -> None:
         )
     if state is not None:
         reaper.sweep(name, state.cluster_id, Path(state.runtime_dir))
+
+
+def check_kv(options: ClusterOptions) -> None:
+    """Commit mode, budgets, arena and number of KV servers: whatever a context daemon would refuse to start with."""
+    try:
+        _ = options.ship_budget
+    except ValueError as error:
+        raise PreflightError(str(error)) from error
+    if not 1 <= options.kv_servers <= MAX_KV_SERVERS:
+        raise PreflightError(f"--kv-servers {options.kv_servers}: 1 to {MAX_KV_SERVERS} are possible on one machine")
+    if options.arena_bytes and options.arena_bytes < MIN_BYTES:
+        raise PreflightError(f"--arena-bytes {options.arena_bytes}: give each machine at least {MIN_BYTES} bytes")
+    total, wanted = psutil.virtual_memory().total, options.arena_bytes * max(1, options.workers)
+    if wanted > total:
+        raise PreflightError(
+            f"--arena-bytes {options.arena_bytes} for each of {options.workers} workers: {wanted / GIB:.1f} GiB of shared "
+            f"memory, and this machine has {total / GIB:.1f} GiB in all"
+        )
 
 
 def check_port(port: int) -> None:
@@ -76,7 +96,7 @@ def plan(options: ClusterOptions, available_bytes: int | None = None) -> EngineP
         raise PreflightError("no model: give --model a Hugging Face folder")
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     workers = max(1, options.workers)
-    fixed = HEAD_BYTES + options.kv_store_memory + workers * MACHINE_BYTES
+    fixed = HEAD_BYTES + options.kv_servers * options.kv_store_memory + workers * MACHINE_BYTES
     share = (available - fixed) // workers
     known = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
     if unknown := options.engine_args.keys() - known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.fleet.local.options import RESOURCE, ClusterOptions, Subnet
@@ -89,9 +89,24 @@ def _ray_start(address: str, options: ClusterOptions) -> tuple[str, ...]:
     )
 
 
-def daemon(node_id: str, listen: str, durable_url: str, kv_url: str) -> tuple[str, ...]:
-    urls = ("--durable-url", durable_url, "--kv-url", kv_url)
-    return (*_module("context_daemon"), "--node-id", node_id, "--listen", listen, *urls, "--metrics-port", "0")
+def daemon(
+    options: ClusterOptions, node_id: str, listen: str, durable_url: str, kv_urls: Sequence[str]
+) -> tuple[str, ...]:
+    urls = ("--durable-url", durable_url, *(part for url in kv_urls for part in ("--kv-url", url)))
+    where = ("--node-id", node_id, "--listen", listen, *urls, "--metrics-port", "0")
+    return (*_module("context_daemon"), *where, *_kv_flags(options))
+
+
+def _kv_flags(options: ClusterOptions) -> tuple[str, ...]:
+    """What was asked for; the rest is the daemon's own default."""
+    asked = {
+        "--kv-commit": str(options.kv_commit),
+        "--kv-bandwidth": options.kv_bandwidth,
+        "--kv-cost-budget": options.kv_cost_budget,
+        "--kv-price-per-gb": options.kv_price_per_gb or None,
+        "--arena-bytes": options.arena_bytes or None,
+    }
+    return tuple(part for flag, value in asked.items() if value is not None for part in (flag, str(value)))
 
 
 def watcher(node_id: str, metadata_url: str, daemon_address: str, poll_interval_s: float) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class Surroundings:
     options: ClusterOptions
     base_env: dict[str, str]
     durable_url: str
-    kv_url: str
+    kv_urls: tuple[str, ...]
     log_dir: Path
     scope: procscan.Scope  # of the cluster
     on_died: Callable[[ManagedProcess, int], None]  # a process that will be started again
@@ -61,7 +61,7 @@ class LocalNode:
         self._end: asyncio.TimerHandle | None = None
         ray_argv = commands.ray_node(around.subnet, options, address, node_id)
         self.raylet = self._process("ray", ray_argv, self._raylet_ended, restart=False)
-        daemon_argv = commands.daemon(node_id, self.daemon_address, around.durable_url, around.kv_url)
+        daemon_argv = commands.daemon(options, node_id, self.daemon_address, around.durable_url, around.kv_urls)
         self.daemon = self._process("daemon", daemon_argv, around.on_died)
         watcher_argv = commands.watcher(node_id, self.metadata_url, self.daemon_address, options.poll_interval_s)
         self.watcher = self._process("watcher", watcher_argv, around.on_died)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+
+from context_daemon.commit_mode import KVCommit, ShipBudget
 
 DEFAULT_PORT = 7450
 RESOURCE = "tideover_worker"
@@ -16,6 +20,8 @@ DURABLE_PORT = 7001
 KV_PORT = 7002
 CONTROL_PORT = 7003
 METRICS_PORT = 7004  # of the supervisor
+_MORE_KV_PORTS = 7102  # of the second KV server, and so on
+MAX_KV_SERVERS = 16
 DAEMON_PORT = 7010
 METADATA_PORT = 7011
 
@@ -32,13 +38,35 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     replace: bool = True  # a lost machine is followed by a new one
     fresh: bool = False  # wipe the durable store first
     orchestrator: bool = True
-    kv_store_memory: int = 1 << 30  # bytes, maxmemory of the KV server
+    kv_servers: int = 1
+    kv_store_memory: int = 1 << 30  # bytes, maxmemory of each KV server
+    kv_commit: KVCommit = KVCommit.STORE
+    kv_bandwidth: int | None = None  # bytes/s of each machine, with auto; None: no bound
+    kv_cost_budget: float | None = None  # money an hour of each machine, with auto; None: no bound
+    kv_price_per_gb: float = 0.0
+    arena_bytes: int = 0  # shared memory for KV of each machine; 0: the context daemon's default
     object_store_memory: int = 80_000_000  # bytes of Ray's object store per node; little goes through it
     poll_interval_s: float = 0.25  # of the notice watchers
 
     @property
     def threads_per_worker(self) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // max(1, self.workers))
+
+    @property
+    def ship_budget(self) -> ShipBudget:
+        """What the context daemons will make of it. Raises ValueError for a budget that cannot be meant."""
+        return ShipBudget(
+            self.kv_commit,
+            math.inf if self.kv_bandwidth is None else self.kv_bandwidth,
+            math.inf if self.kv_cost_budget is None else self.kv_cost_budget,
+            self.kv_price_per_gb,
+        )
+
+    @property
+    def kv_ports(self) -> dict[str, int]:
+        """Of each KV server, by its process's name."""
+        more = {f"redis-kv-{n}": _MORE_KV_PORTS + n - 2 for n in range(2, self.kv_servers + 1)}
+        return {"redis-kv": KV_PORT} | more
 
 
 class Subnet(msgspec.Struct, frozen=True):
@@ -72,7 +100,7 @@ class Subnet(msgspec.Struct, frozen=True):
         return f"127.{self.number}.{index // 200 % 256}.{12 + index % 200}"
 
 
-def claim_subnet(name: str) -> tuple[Subnet, socket.socket]:
+def claim_subnet(name: str, kv_ports: Iterable[int] = (KV_PORT,)) -> tuple[Subnet, socket.socket]:
     """The first free subnet, tried in an order that depends on the name; the bound control socket is the claim."""
     first = zlib.crc32(name.encode()) % 250
     for offset in range(250):
@@ -80,7 +108,8 @@ def claim_subnet(name: str) -> tuple[Subnet, socket.socket]:
         claim = _bind(subnet.supervisor, CONTROL_PORT)
         if claim is None:
             continue
-        others = [("0.0.0.0", subnet.gcs_port), (subnet.supervisor, DURABLE_PORT), (subnet.supervisor, KV_PORT)]
+        stores = [(subnet.supervisor, port) for port in (DURABLE_PORT, *kv_ports)]
+        others = [("0.0.0.0", subnet.gcs_port), *stores]
         if all(port_is_free(host, port) for host, port in others):
             return subnet, claim
         claim.close()

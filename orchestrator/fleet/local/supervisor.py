@@ -25,7 +25,7 @@ from orchestrator.fleet.local import checks, commands, procscan, reaper
 from orchestrator.fleet.local.control import control_application
 from orchestrator.fleet.local.fleet import NodeFleet
 from orchestrator.fleet.local.node import LocalNode, Surroundings, answers, log_says
-from orchestrator.fleet.local.options import DURABLE_PORT, KV_PORT, ClusterOptions, claim_subnet
+from orchestrator.fleet.local.options import DURABLE_PORT, ClusterOptions, claim_subnet
 from orchestrator.fleet.local.process import ManagedProcess, ProcessFailed, ProcessSpec
 
 RESTARTS = Counter("tideover_local_process_deaths", "Supervised processes found dead, by role", ["process"])
@@ -73,7 +73,8 @@ class LocalCluster:
 
     @property
     def processes(self) -> dict[str, ManagedProcess]:
-        """All supervised processes by name: redis-durable, redis-kv, head, orchestrator, and daemon-, watcher-, ray-NODE."""
+        """All supervised processes by name: redis-durable, redis-kv (redis-kv-2, …), head, orchestrator, and daemon-,
+        watcher-, ray-NODE."""
         return self._processes | {process.spec.name: process for process in self._fleet.processes}
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class LocalCluster:
     async def _prepare(self) -> None:
         """The claim on a subnet, folders, the state file, and the reaper: before the first process."""
         options = self.options
-        self._subnet, self._claim = claim_subnet(options.name)
+        self._subnet, self._claim = claim_subnet(options.name, options.kv_ports.values())
         folder = statefile.cluster_dir(options.name)
         if options.fresh and (folder / "durable").exists():
             shutil.rmtree(folder / "durable")
@@ -121,7 +122,7 @@ class LocalCluster:
             control_url=f"http://{self._subnet.supervisor}:{self._claim.getsockname()[1]}",
             control_token=token,
             durable_url=f"redis://{self._subnet.supervisor}:{DURABLE_PORT}/0",
-            kv_url=f"redis://{self._subnet.supervisor}:{KV_PORT}/0",
+            kv_urls=tuple(f"redis://{self._subnet.supervisor}:{port}/0" for port in options.kv_ports.values()),
             ray_address=f"{self._subnet.head}:{self._subnet.gcs_port}",
             runtime_dir=str(runtime_dir),
             log_dir=str(self._log_dir),
@@ -162,16 +163,20 @@ class LocalCluster:
 
     async def _start_stores(self) -> None:
         folder = statefile.cluster_dir(self.options.name) / "durable"
-        scratch = Path(self.state.runtime_dir) / "kv"
-        for path in (folder, scratch):
-            path.mkdir(parents=True, exist_ok=True)
-        host, memory = self._subnet.supervisor, self.options.kv_store_memory
-        durable = redis_server.server_command("durable", DURABLE_PORT, folder, 0, host)
-        kv = redis_server.server_command("kv", KV_PORT, scratch, memory, host)
-        await _all(
-            self._start_process("redis-durable", tuple(durable), lambda: redis_server.answers_ping(host, DURABLE_PORT)),
-            self._start_process("redis-kv", tuple(kv), lambda: redis_server.answers_ping(host, KV_PORT)),
+        scratch = Path(self.state.runtime_dir)
+        kv = (
+            self._start_store(name, "kv", port, scratch / name.removeprefix("redis-"), self.options.kv_store_memory)
+            for name, port in self.options.kv_ports.items()
         )
+        await _all(self._start_store("redis-durable", "durable", DURABLE_PORT, folder, 0), *kv)
+
+    def _start_store(
+        self, name: str, kind: redis_server.Kind, port: int, folder: Path, memory: int
+    ) -> Coroutine[None, None, None]:
+        folder.mkdir(parents=True, exist_ok=True)
+        host = self._subnet.supervisor
+        argv = redis_server.server_command(kind, port, folder, memory, host)
+        return self._start_process(name, tuple(argv), lambda: redis_server.answers_ping(host, port))
 
     async def _start_head(self) -> None:
         argv = commands.ray_head(self._subnet, self.options, Path(self.state.runtime_dir))
@@ -215,7 +220,7 @@ class LocalCluster:
             options=self.options,
             base_env=self._base_env,
             durable_url=state.durable_url,
-            kv_url=state.kv_url,
+            kv_urls=state.kv_urls,
             log_dir=self._log_dir,
             scope=self._scope,
             on_died=self._died,
@@ -261,7 +266,8 @@ class LocalCluster:
         await self._stop_process("orchestrator", 3.0)
         await self._fleet.stop()
         await self._stop_process("head", 0.0)
-        await asyncio.gather(self._stop_process("redis-durable", 4.0), self._stop_process("redis-kv", 1.0))
+        kv = (self._stop_process(name, 1.0) for name in self.options.kv_ports)
+        await asyncio.gather(self._stop_process("redis-durable", 4.0), *kv)
 
     async def _sweep(self) -> None:
         if self._runner is not None:
