@@ -150,7 +150,7 @@ class KVService:
                 f"arena {arena_id or '(none)'} under attachment {number} is not this daemon's: attach again"
             )
         for item in ranges:
-            self._take_in(attached, item, grant)
+            self._take_in(attached, item)
         owned = [(item.key, item.epoch) for item in ranges]
         return Announced(
             progress={item: self._progress(*item) for item in (*owned, *asks)},
@@ -162,7 +162,7 @@ class KVService:
     def _progress(self, key: RequestKey, epoch: int) -> Progress:
         return Progress(self.table.stored(key, epoch), self.shipper.losses.count(key, epoch))
 
-    def _take_in(self, attached: _Attached, item: SlotRange, heard: int) -> None:
+    def _take_in(self, attached: _Attached, item: SlotRange) -> None:
         shape, size = attached.shape, attached.shape.page_size
         pages = -(-item.stop // size) - item.start // size
         if not 0 <= item.start < item.stop or len(set(item.blocks)) != pages or len(item.blocks) != pages:
@@ -170,7 +170,7 @@ class KVService:
                 f"slots [{item.start}, {item.stop}) of {item.key} in {len(set(item.blocks))} blocks: {pages} pages"
             )
         for number, block in enumerate(item.blocks, item.start // size):
-            if attached.granted.get(block, heard + 1) <= heard:
+            if attached.granted.get(block, item.grant + 1) <= item.grant:
                 del attached.granted[block]
             elif block != self.table.block_of(item.key, shape, number, item.epoch):
                 if block not in attached.ever:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from context_daemon.arena import MappedArena
-from context_daemon.kv_slots import Buffer, framed_size, identity, seal
+from context_daemon.kv_slots import Buffer, identity, seal_as
 from context_daemon.page_table import Shape
 from context_daemon.records import KVLayout, RequestKey
 from context_daemon.store import StoreUnavailable
@@ -44,6 +44,7 @@ class SlotRange:
     stop: int
     blocks: tuple[int, ...]
     arena_id: str = ""  # that they were written to; stays in the worker
+    grant: int = 0  # the last that had come: a block that was granted again since is another by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,30 +123,23 @@ class KVWriter:
             self._attachment = None
 
     def write(self, key: RequestKey, epoch: int, prompt_tokens: int, start: int, raw: Buffer) -> SlotRange | None:
-        """Copy raw consecutive slots into their blocks; the trailers come with `announce`. None when there is no room."""
+        """Copy raw consecutive slots into their blocks and seal them. None when there is no room."""
         stop = start + len(raw) // self.shape.slot_bytes
         with self._lock:
             arena_id, arena = self.arena_id, self._arena if self._attachment is not None else None
-            blocks = self._blocks(key, epoch, start, stop) if arena is not None else None
+            blocks, grant = self._blocks(key, epoch, start, stop) if arena is not None else None, self._grant
         if blocks is None or arena is None:
             return None
-        source = np.frombuffer(raw, np.uint8).reshape(stop - start, self.shape.slot_bytes)
-        for first, until, at in self._parts(start, stop, blocks):
-            rows = np.ndarray(
-                (until - first, self.shape.slot_bytes), np.uint8, arena.view, at, (self.shape.row_bytes, 1)
-            )
-            rows[:] = source[first - start : until - start]
-        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks, arena_id)
+        self._fill(arena, identity(key, epoch, self.shape.layout), start, stop, memoryview(raw), blocks)
+        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks, arena_id, grant)
 
     def announce(self, ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
-        """Seal what was written and tell the daemon; idempotent. Raises StoreUnavailable, or ArenaGone."""
+        """Tell the daemon what was written; idempotent. Raises StoreUnavailable, or ArenaGone."""
         with self._lock:
             attachment, arena, grant = self._attachment, self._arena, self._grant
             want = max(0, self._spare - len(self._free))
         if attachment is None or arena is None:
             raise ArenaGone("no arena is attached")
-        for item in ranges:
-            self._seal(arena, item)
         answer = self._calls.announce(attachment, ranges, asks, want, grant)
         with self._lock:
             if self._attachment is attachment and answer.grant > self._grant:
@@ -192,8 +186,12 @@ class KVWriter:
             first, until = max(start, page * size), min(stop, (page + 1) * size)
             yield first, until, block + (first - page * size) * self.shape.row_bytes
 
-    def _seal(self, arena: MappedArena, item: SlotRange) -> None:
-        whose = identity(item.key, item.epoch, self.shape.layout)
-        for first, until, at in self._parts(item.start, item.stop, item.blocks):
-            part = arena.view[at : at + (until - first) * framed_size(self.shape.slot_bytes)]
-            seal(part, whose, first, self.shape.slot_bytes)
+    def _fill(
+        self, arena: MappedArena, whose: int, start: int, stop: int, raw: memoryview, blocks: Sequence[int]
+    ) -> None:
+        slot, step = self.shape.slot_bytes, self.shape.row_bytes
+        for first, until, at in self._parts(start, stop, blocks):
+            count, part = until - first, raw[(first - start) * slot : (until - start) * slot]
+            rows = np.ndarray((count, slot), np.uint8, arena.view, at, (step, 1))
+            rows[:] = np.frombuffer(part, np.uint8).reshape(count, slot)
+            seal_as(arena.view[at : at + count * step], part, whose, first, slot)

@@ -141,20 +141,22 @@ class AttachArenaResponse(_message.Message):
     def __init__(self, arena_id: _Optional[str] = ..., path: _Optional[str] = ..., total_bytes: _Optional[int] = ..., attachment: _Optional[int] = ..., granted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SlotRange(_message.Message):
-    __slots__ = ("key", "epoch", "prompt_tokens", "start", "count", "blocks")
+    __slots__ = ("key", "epoch", "prompt_tokens", "start", "count", "blocks", "grant")
     KEY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     epoch: int
     prompt_tokens: int
     start: int
     count: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    grant: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., grant: _Optional[int] = ...) -> None: ...
 
 class WriteSlotsRequest(_message.Message):
     __slots__ = ("arena_id", "attachment", "ranges", "asks", "want_blocks", "grant")

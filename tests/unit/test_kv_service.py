@@ -53,12 +53,11 @@ class Worker:
         pages = -(-stop // SIZE) - start // SIZE
         if blocks is None:
             blocks, self.free = self.free[:pages], self.free[pages:]
-        return SlotRange(RequestKey("job", line), epoch, PROMPT, start, stop, tuple(blocks))
+        return SlotRange(RequestKey("job", line), epoch, PROMPT, start, stop, tuple(blocks), grant=self.grant)
 
-    def say(self, *ranges: SlotRange, lost: bool = False, grant: int | None = None) -> Announced:
+    def say(self, *ranges: SlotRange, lost: bool = False) -> Announced:
         arena_id, want = self.service.arena.arena_id, self.want - len(self.free)
-        heard = self.grant if grant is None else grant
-        answer = self.service.announce(arena_id, self.number, ranges, (), want, heard)
+        answer = self.service.announce(arena_id, self.number, ranges, (), want, self.grant)
         if not lost and answer.grant > self.grant:
             self.free += answer.granted
             self.grant = answer.grant
@@ -115,7 +114,7 @@ def test_an_old_word_never_takes_a_block_that_was_granted_again(service: KVServi
     while not set(worker.free) & set(said.blocks):
         worker.say(worker.range(2, 0, 4 * len(worker.free)))
         service.table.forget(KEYS[2])
-    worker.say(said, grant=0)
+    worker.say(said)
     assert blocks_of(service) == [] and balanced(service)
 
 
@@ -226,18 +225,17 @@ async def test_the_books_balance_after_any_words(words: list[tuple[int, int, int
     """Ranges that are said once, twice, late and again, among ends, evictions and hand-overs."""
     service = made()
     worker = Worker(service, want=16)
-    said: list[tuple[int, SlotRange]] = []
+    said: list[SlotRange] = []
     for word in words:
         if isinstance(word, tuple):
             line, start, count, lost = word
             if len(worker.free) < count // SIZE + 2:
                 continue
             item = worker.range(line, start, start + count)
-            said.append((worker.grant, item))
+            said.append(item)
             worker.say(item, lost=lost)
         elif word == 0 and said:
-            grant, item = draw.choice(said)  # type: ignore[attr-defined]
-            worker.say(item, grant=grant)
+            worker.say(draw.choice(said))  # type: ignore[attr-defined]
         elif word == 1:
             service.table.disown(KEYS[2], 1)
         elif word == 2:

@@ -74,9 +74,7 @@ class Daemon:
         grant: int,
     ) -> Announced:
         with self._lock:
-            answer = self.service.announce(
-                attachment.arena_id, attachment.number, ranges, asks, want_blocks, grant
-            )
+            answer = self.service.announce(attachment.arena_id, attachment.number, ranges, asks, want_blocks, grant)
         self._answer()
         return answer
 
@@ -227,11 +225,11 @@ def test_where_there_is_no_room_nothing_is_written_and_nothing_leaks(daemon: Dae
     assert put(writer, 4, 6).blocks == ranges[0].blocks[1:], "what it has is still written"
     assert daemon.used == used
     writer.announce(ranges)
-    put(writer, 8, 9)
+    last = put(writer, 8, 9)
     for line in (1, 2, 3):
         writer.forget(RequestKey("job", line), 1)
         daemon.commit(RequestKey("job", line), 1, finish=True)
-    writer.announce([])
+    writer.announce([last])
     assert daemon.used == 4 * writer.shape.block_bytes and daemon.blocks == []
 
 
@@ -248,6 +246,18 @@ def test_the_word_of_a_forgotten_request_still_lands(daemon: Daemon) -> None:
     writer.announce(written)
     daemon.commit(KEY, 5)
     assert daemon.good(KEY) == {0: (4, raw(1, 0, 4)), 1: (3, raw(1, 4, 7))}
+
+
+def test_what_a_late_writer_changed_never_counts(daemon: Daemon) -> None:
+    """A worker that was frozen, and lost its request and its blocks meanwhile, finishes its write: before the word, too."""
+    writer = attached(daemon)
+    written = put(writer, 0, 4)
+    block = written.blocks[0]
+    writer.read(block, 4)[3] ^= 1
+    writer.announce([written])
+    page = bytes(daemon.service.arena.view[block : block + 4 * (SLOT + 16)])
+    checked = verify(memoryview(page), identity(KEY, 1, LAYOUT.fingerprint), 0, SLOT, SIZE)
+    assert (checked.slots, checked.reason) == (0, Absent.MISMATCH)
 
 
 def test_a_request_owned_again_is_written_to_other_blocks(daemon: Daemon) -> None:
@@ -310,7 +320,8 @@ def test_a_replaced_daemon_is_written_to_only_after_attaching(daemon: Daemon) ->
 
 def test_what_was_queued_for_a_replaced_daemon_is_written_again(daemon: Daemon) -> None:
     """Also what the loop wrote between the last message and its answer."""
-    ledger, spec = Ledger("layout", SIZE), RequestSpec(1, "c", Endpoint.CHAT, tuple(range(PROMPT)), SamplingParams(seed=1))
+    ledger = Ledger("layout", SIZE)
+    spec = RequestSpec(1, "c", Endpoint.CHAT, tuple(range(PROMPT)), SamplingParams(seed=1, max_tokens=9))
     ledger.add(Held(KEY, FencingToken(1, 1), spec, [], acked=0), stored=0)
     committer = KVCommitter(ledger, KVWriter(daemon, LAYOUT, 8), 1000, on_crash=pytest.fail)
     committer.turn()
