@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -95,7 +94,8 @@ class KVWriter:
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._arena: MappedArena | None = None
-        self._free: deque[int] = deque()
+        self._free: list[int] = []
+        self._warm: set[int] = set()  # blocks with memory behind them
         self._owned: dict[Owned, dict[int, int]] = {}  # blocks by page
 
     @property
@@ -112,10 +112,12 @@ class KVWriter:
                 f"the context daemon's arena at {attachment.path} cannot be mapped: {error}. The worker must run on the "
                 "daemon's machine, as the same user and in the same PID namespace"
             ) from error
+        self._warm.clear()
+        self._warm_up(arena, attachment.granted)
         with self._lock:
             self._attachment, self._arena = attachment, arena
             self._owned.clear()
-            self._free, self._grant = deque(attachment.granted), 0
+            self._free, self._grant = list(attachment.granted), 0
 
     def detach(self) -> None:
         """The arena is no use any more: nothing is written until the next `attach`."""
@@ -141,11 +143,19 @@ class KVWriter:
         if attachment is None or arena is None:
             raise ArenaGone("no arena is attached")
         answer = self._calls.announce(attachment, ranges, asks, want, grant)
+        self._warm_up(arena, answer.granted)
         with self._lock:
             if self._attachment is attachment and answer.grant > self._grant:
                 self._free.extend(answer.granted)
                 self._grant = answer.grant
         return answer
+
+    def _warm_up(self, arena: MappedArena, blocks: Iterable[int]) -> None:
+        """In the committer's thread, so that the engine's never waits for memory."""
+        for block in blocks:
+            if block not in self._warm:
+                self._warm.add(block)
+                arena.populate(block, self.shape.block_bytes)
 
     def forget(self, key: RequestKey, epoch: int) -> None:
         """Nothing more is written under this epoch. Its blocks are the daemon's, or will be when they are announced."""
@@ -175,7 +185,7 @@ class KVWriter:
         if len(missing) > len(self._free):
             return None
         for page in missing:
-            owned[page] = self._free.popleft()
+            owned[page] = self._free.pop()  # the warmest
         return tuple(owned[page] for page in pages)
 
     def _parts(self, start: int, stop: int, blocks: Sequence[int]) -> Iterable[tuple[int, int, int]]:

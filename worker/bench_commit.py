@@ -7,17 +7,21 @@ whole worker (step loop, token commits, KV writes, heartbeats) over the same pro
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from context_daemon.client import ContextClient
 from context_daemon.records import (
@@ -109,6 +113,7 @@ class CommitBench:
         command = [sys.executable, "-m", "context_daemon", "--node-id", "bench", "--listen", self._address]
         command += ["--durable-url", servers.durable.url, "--kv-url", servers.kv.url]
         daemon = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self._daemon = psutil.Process(daemon.pid)
         self._stack.callback(daemon.wait)
         self._stack.callback(daemon.terminate)
         self._engine = TorchEngine.load(self._config)
@@ -159,6 +164,11 @@ class CommitBench:
             client.close()
         return timeline
 
+    def cpu(self) -> tuple[float, float]:
+        """CPU seconds so far: of this process (engine and worker), of the daemon."""
+        times = self._daemon.cpu_times()
+        return time.process_time(), times.user + times.system
+
     def bytes_per_step(self, batch: int) -> int:
         """KV slots and token ids that one decode step commits."""
         return batch * (self._engine.layout.slot_bytes + 4)
@@ -191,6 +201,22 @@ class CommitBench:
         return leases
 
 
+@dataclass(slots=True)
+class _Side:
+    """The segments of one kind: decode rates, and the CPU seconds of this process and of the daemon in them."""
+
+    rates: list[float] = field(default_factory=list)
+    worker_cpu: float = 0.0
+    daemon_cpu: float = 0.0
+
+    def run(self, bench: CommitBench, segment: Callable[[], float]) -> None:
+        worker, daemon = bench.cpu()
+        self.rates.append(segment())
+        worker_after, daemon_after = bench.cpu()
+        self.worker_cpu += worker_after - worker
+        self.daemon_cpu += daemon_after - daemon
+
+
 def run_commit_bench(
     model: Path, batches: Sequence[int], segments: int, steps: int, threads: int
 ) -> list[dict[str, Any]]:
@@ -199,22 +225,43 @@ def run_commit_bench(
     with CommitBench(model, max(batches), steps, threads) as bench:
         for batch in batches:
             bench.off(batch)  # warms both paths: the first steps of a shape are slow
-            off, on, lags = [], [], []
-            for _ in range(segments):
-                off.append(bench.off(batch))
+            bench.on(batch)
+            off, on = _Side(), _Side()
+            lags: list[float] = []
+
+            def committed(batch: int = batch, lags: list[float] = lags) -> float:
                 timeline = bench.on(batch)
-                on.append(timeline.decode_rate())
                 lags += timeline.lags_ms
-            lags.sort()
-            rows.append(
-                {
-                    "batch": batch,
-                    "off_tok_s": round(statistics.median(off), 2),
-                    "on_tok_s": round(statistics.median(on), 2),
-                    "ratio": round(statistics.median(b / a for a, b in zip(off, on, strict=True)), 4),
-                    "bytes_per_step": bench.bytes_per_step(batch),
-                    "lag_p50_ms": round(lags[len(lags) // 2], 2),
-                    "lag_p99_ms": round(lags[int(len(lags) * 0.99)], 2),
-                }
-            )
+                return timeline.decode_rate()
+
+            for _ in range(segments):
+                off.run(bench, partial(bench.off, batch))
+                on.run(bench, committed)
+            rows.append(_row(batch, bench.bytes_per_step(batch), steps, off, on, sorted(lags)))
     return rows
+
+
+def _row(batch: int, bytes_per_step: int, steps: int, off: _Side, on: _Side, lags: Sequence[float]) -> dict[str, Any]:
+    ratios = sorted(b / a for a, b in zip(off.rates, on.rates, strict=True))
+    low, high = median_interval(len(ratios))
+    all_steps = steps * len(ratios)
+    return {
+        "batch": batch,
+        "off_tok_s": round(statistics.median(off.rates), 2),
+        "on_tok_s": round(statistics.median(on.rates), 2),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_low": round(ratios[low], 4),
+        "ratio_high": round(ratios[high], 4),
+        "bytes_per_step": bytes_per_step,
+        "worker_cpu_ms_more": round(1e3 * (on.worker_cpu - off.worker_cpu) / all_steps, 2),
+        "daemon_cpu_ms": round(1e3 * on.daemon_cpu / all_steps, 2),
+        "lag_p50_ms": round(lags[len(lags) // 2], 2),
+        "lag_p99_ms": round(lags[int(len(lags) * 0.99)], 2),
+    }
+
+
+def median_interval(count: int) -> tuple[int, int]:
+    """Which of `count` sorted values bound the median with 95 % confidence, whatever their distribution: the binomial's
+    normal approximation. With fewer than six values, the least and the greatest."""
+    half = 0.98 * count**0.5
+    return max(0, math.floor(count / 2 - half)), min(count - 1, math.ceil(count / 2 + half) - 1)

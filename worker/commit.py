@@ -24,7 +24,7 @@ log = get_logger()
 
 _RETRY_S = 0.2
 _IDLE_S = 0.1
-_ASK_S = 0.01  # how soon to ask again what the KV store has
+_ASK_S = 0.01  # how soon to ask again what the KV store has; up to _IDLE_S while nothing moves
 
 
 class CommitTransport(Protocol):
@@ -135,6 +135,7 @@ class KVCommitter(_Thread):
         self._count_lock = threading.Lock()
         self._unsent: list[WrittenKV] = []
         self._away = False
+        self._patience_s = _ASK_S
         self.latency_s = 0.02  # exponentially averaged, one message
 
     def room(self) -> int:
@@ -149,7 +150,7 @@ class KVCommitter(_Thread):
 
     def turn(self) -> None:
         asks = self._ledger.kv_unstored()
-        self._gather(_ASK_S if asks else _IDLE_S)
+        self._gather(self._patience_s if asks else _IDLE_S)
         try:
             if not self.writer.attached:
                 self.writer.attach()
@@ -189,7 +190,9 @@ class KVCommitter(_Thread):
             self._ledger.kv_lost(lost)
         self._ledger.kv_written([w.item for w in sent if (w.item.key, w.item.epoch) not in lost])
         stored = {owned: progress.stored for owned, progress in answer.progress.items() if owned not in lost}
-        self._ledger.kv_stored(stored, answer.ships)
+        moved = self._ledger.kv_stored(stored, answer.ships)
+        # In a mode that ships little, asking at the pace of one that ships all would only cost.
+        self._patience_s = _ASK_S if moved or sent else min(2 * self._patience_s, _IDLE_S)
 
     def _sent(self, sent: list[WrittenKV]) -> None:
         slots = sum(written.item.stop - written.item.start for written in sent)

@@ -293,15 +293,19 @@ class Ledger:
                     held.kv_arena = max(held.kv_arena, item.stop)
             self.changed.notify_all()
 
-    def kv_stored(self, stored: Mapping[tuple[RequestKey, int], int], ships: bool) -> None:
-        """How far each sequence is in the KV store, by (request, epoch)."""
+    def kv_stored(self, stored: Mapping[tuple[RequestKey, int], int], ships: bool) -> bool:
+        """How far each sequence is in the KV store, by (request, epoch). True if any is further than before."""
+        moved = False
         with self.changed:
             self._ships = ships
             for (key, epoch), positions in stored.items():
                 held = self._held.get(key)
                 if held is not None and held.token.epoch == epoch:
-                    held.kv_stored = max(held.kv_stored, min(positions, held.kv_arena))
+                    reached = max(held.kv_stored, min(positions, held.kv_arena))
+                    moved = moved or reached > held.kv_stored
+                    held.kv_stored = reached
             self.changed.notify_all()
+        return moved
 
     def kv_unstored(self) -> list[tuple[RequestKey, int]]:
         """(request, epoch) of which the arena has more than the KV store is known to have."""

@@ -44,7 +44,7 @@ _threads_option = click.option(
 
 @bench.command()
 @_batch_option
-@click.option("--segments", type=click.IntRange(min=1), default=5, show_default=True, help="Pairs of segments.")
+@click.option("--segments", type=click.IntRange(min=1), default=30, show_default=True, help="Pairs of segments.")
 @click.option("--steps", type=click.IntRange(min=2), default=24, show_default=True, help="Decode steps a segment.")
 @_model_option
 @_threads_option

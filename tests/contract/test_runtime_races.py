@@ -242,7 +242,7 @@ def test_a_notice_while_requests_are_being_restored(
     restore = second.client.restore
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        answer = restore(*args)
+        answer = restore(*args, **kwargs)
         time.sleep(0.8)  # four at a time: some come after the drain has begun, some after the deadline
         return answer
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from context_daemon.client import ContextClient
+from context_daemon.client import EXPENSIVE, ContextClient
 from context_daemon.records import (
     Endpoint,
     Interruption,
@@ -126,6 +126,8 @@ class Rig:
         deaths: list[str] = []
         options = RuntimeOptions(name, node, "tiny", max_commit_lag=16)
         runtime = WorkerRuntime(options, used, client, answers, notify=notified.append, die=deaths.append)
+        # A tiny model computes as fast as it fetches; here restores are to be seen, whatever the machine is doing.
+        runtime._loop.prefill_cost = lambda: EXPENSIVE  # type: ignore[method-assign]
         runtime.start()
         made = Worker(name, runtime, used, client, notified, deaths)
         self._workers.append(made)
