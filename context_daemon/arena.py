@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import secrets
+from contextlib import suppress
 
 MIN_BYTES = 1 << 20
 _LIBC = ctypes.CDLL(None)  # calls through it run without the interpreter's lock
@@ -42,8 +43,10 @@ class Arena:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
+        """Whoever still reads a part of it, a write that was cut off say, keeps that part until it lets go."""
         self.view.release()
-        self._map.close()
+        with suppress(BufferError):
+            self._map.close()
         os.close(self._fd)
 
 

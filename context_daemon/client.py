@@ -88,7 +88,7 @@ class ContextClient:
         response = self._call(lambda: self._tokens.Commit(request, timeout=self._timeout_s))
         return [wire.result_from_pb(m) for m in response.results]
 
-    def attach_arena(self, shape: Shape, want_blocks: int) -> Attachment:
+    def attach_arena(self, shape: Shape, want_blocks: int, writer: str = "") -> Attachment:
         """Raises ValueError when pages of this shape do not fit the arena."""
         request = pb.AttachArenaRequest(
             layout=shape.layout,
@@ -96,6 +96,7 @@ class ContextClient:
             page_size=shape.page_size,
             pid=os.getpid(),
             want_blocks=want_blocks,
+            writer=writer,
         )
         return wire.attachment_from_pb(self._call(lambda: self._kv.AttachArena(request, timeout=self._timeout_s)))
 
@@ -105,6 +106,7 @@ class ContextClient:
         ranges: Sequence[SlotRange],
         asks: Iterable[Owned],
         want_blocks: int,
+        grant: int = 0,
     ) -> Announced:
         """Raises ArenaGone when the daemon has another arena now."""
         request = pb.WriteSlotsRequest(
@@ -113,6 +115,7 @@ class ContextClient:
             ranges=[wire.range_to_pb(item) for item in ranges],
             asks=[wire.progress_to_pb(item) for item in asks],
             want_blocks=want_blocks,
+            grant=grant,
         )
         try:
             answer = self._call(lambda: self._kv.WriteSlots(request, timeout=self._timeout_s))
@@ -235,7 +238,8 @@ def _receive(
         first = page.page * layout.page_size
         if first != positions or positions >= wanted:
             break
-        framed = memoryview(page.slots) if page.slots or arena is None else arena.read(page.block, page.count)
+        # A block may be another page's by now, or any moment: what is checked must be what is taken.
+        framed = memoryview(page.slots or (bytes(arena.read(page.block, page.count)) if arena else b""))
         whose = identity(key, page.epoch, layout.fingerprint)
         good = verify(framed, whose, first, layout.slot_bytes, layout.page_size)
         expected = min(page.count, wanted - first)

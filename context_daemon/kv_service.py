@@ -18,7 +18,7 @@ from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, Pr
 from context_daemon.landing import Keep, Landing
 from context_daemon.observability import get_logger
 from context_daemon.page_server import PageServer
-from context_daemon.page_table import Held, PageTable, Shape
+from context_daemon.page_table import Entry, Held, PageTable, Shape
 from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
 from context_daemon.records import CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
@@ -40,7 +40,12 @@ class _Attached:
     number: int
     shape: Shape
     pid: int
-    granted: set[int] = field(default_factory=set)
+    started: float  # of the process: its pid may be another's later
+    writer: str
+    granted: dict[int, int] = field(default_factory=dict)  # blocks not announced so far, and with which grant they went
+    ever: set[int] = field(default_factory=set)
+    grant: int = 0  # the last
+    last: tuple[int, ...] = ()  # its blocks
 
 
 class KVService:
@@ -58,6 +63,7 @@ class KVService:
     ) -> None:
         self.arena = Arena(arena_bytes)
         self._slabs = Slabs(arena_bytes, slab_bytes(arena_bytes))
+        metrics.ARENA_BYTES.set_function(lambda: self._slabs.used_bytes)
         self.table = PageTable(self._slabs.give, time.monotonic)
         self.shipper = Shipper(self.table, self.arena, kv, ShipPolicy(budget, time.monotonic()), noticed)
         self.page_server = PageServer(self.table, self.arena, max_peer_streams)
@@ -72,33 +78,43 @@ class KVService:
         self.arena.close()
 
     # -- a worker writes --------------------------------------------------------------------------------------------
-    def attach(self, shape: Shape, pid: int, want: int) -> Attachment:
+    def attach(self, shape: Shape, pid: int, want: int, writer: str = "") -> Attachment:
         """Raises ArenaFull when pages of this layout do not fit at all."""
-        self._reap()
+        self._reap(writer)
         if self._slabs.blocks_of(shape.block_bytes) < _GRANT_SHARE:
             raise ArenaFull(
                 f"pages of {shape.block_bytes} bytes do not fit the arena of {self.arena.total_bytes}: "
                 "give the context daemon a larger --arena-bytes"
             )
         self._attachments += 1
-        attached = self._attached[self._attachments] = _Attached(self._attachments, shape, pid)
+        attached = self._attached[self._attachments] = _Attached(self._attachments, shape, pid, _started(pid), writer)
         granted = self._grant(attached, want)
         log.info("arena_attached", attachment=attached.number, pid=pid, layout=shape.layout, blocks=len(granted))
         return Attachment(self.arena.arena_id, self.arena.path, self.arena.total_bytes, attached.number, granted)
 
-    def _reap(self) -> None:
-        """Take back what was granted to processes that are gone."""
+    def _reap(self, writer: str) -> None:
+        """Take back what was granted to processes that are gone, and to this writer before."""
         for number, attached in list(self._attached.items()):
-            if not psutil.pid_exists(attached.pid):
+            alive = attached.started > 0 and _started(attached.pid) == attached.started
+            if not alive or (writer and attached.writer == writer):
                 for block in attached.granted:
                     self._slabs.give(block)
                 del self._attached[number]
+                log.info("arena_detached", attachment=number, pid=attached.pid, blocks=len(attached.granted))
 
     def _grant(self, attached: _Attached, want: int) -> tuple[int, ...]:
         most = max(1, self._slabs.blocks_of(attached.shape.block_bytes) // _GRANT_SHARE)
         blocks = self._take(attached.shape, min(want, most - len(attached.granted)))
-        attached.granted.update(blocks)
+        attached.granted |= dict.fromkeys(blocks, attached.grant)
+        attached.ever.update(blocks)
         return tuple(blocks)
+
+    def _grant_after(self, attached: _Attached, want: int, heard: int) -> tuple[int, ...]:
+        """Another grant once the last one came; until then the last one again."""
+        if heard >= attached.grant:
+            attached.grant += 1
+            attached.last = self._grant(attached, want)
+        return attached.last
 
     def _take(self, shape: Shape, count: int) -> list[int]:
         """Free blocks; when there are too few, pages that are worth least make room."""
@@ -106,12 +122,16 @@ class KVService:
             return []
         blocks = self._slabs.take(shape.block_bytes, count)
         if len(blocks) < count:
-            evicted = eviction.victims(self.table.entries(), count - len(blocks))
-            for victim in evicted:
-                metrics.EVICTED_PAGES.inc(self.table.evict(*victim))
+            self._make_room(shape, count - len(blocks))
             blocks += self._slabs.take(shape.block_bytes, count - len(blocks))
-        metrics.ARENA_BYTES.set(self._slabs.used_bytes)
         return blocks
+
+    def _make_room(self, shape: Shape, count: int) -> None:
+        """Only pages of the same size do at once; of other sizes a whole slab must go."""
+        entries = self.table.entries()
+        alike = [entry for entry in entries if entry.shape.block_bytes == shape.block_bytes]
+        for victim in eviction.victims(alike, count) or eviction.victims(entries, count):
+            metrics.EVICTED_PAGES.inc(self.table.evict(*victim))
 
     def announce(
         self,
@@ -120,8 +140,10 @@ class KVService:
         ranges: Sequence[SlotRange],
         asks: Iterable[Owned],
         want: int,
+        grant: int = 0,
     ) -> Announced:
-        """Take in what a worker wrote. Raises ArenaGone for another arena's blocks, ValueError for what was not granted."""
+        """Take in what a worker wrote that has heard of all grants up to `grant`. Idempotent. Raises ArenaGone for another
+        arena's blocks, ValueError for what was not granted."""
         attached = self._attached.get(number)
         if attached is None or arena_id != self.arena.arena_id:
             raise ArenaGone(
@@ -132,25 +154,30 @@ class KVService:
         owned = [(item.key, item.epoch) for item in ranges]
         return Announced(
             progress={item: self._progress(*item) for item in (*owned, *asks)},
-            granted=self._grant(attached, want),
+            granted=self._grant_after(attached, want, grant),
             ships=self.shipper.policy.ships,
+            grant=attached.grant,
         )
 
     def _progress(self, key: RequestKey, epoch: int) -> Progress:
         return Progress(self.table.stored(key, epoch), self.shipper.losses.count(key, epoch))
 
     def _take_in(self, attached: _Attached, item: SlotRange) -> None:
-        shape = attached.shape
-        pages = -(-item.stop // shape.page_size) - item.start // shape.page_size
-        if not 0 <= item.start < item.stop or len(item.blocks) != pages:
+        shape, size = attached.shape, attached.shape.page_size
+        pages = -(-item.stop // size) - item.start // size
+        if not 0 <= item.start < item.stop or len(set(item.blocks)) != pages or len(item.blocks) != pages:
             raise ValueError(
-                f"slots [{item.start}, {item.stop}) of {item.key} in {len(item.blocks)} blocks: {pages} pages"
+                f"slots [{item.start}, {item.stop}) of {item.key} in {len(set(item.blocks))} blocks: {pages} pages"
             )
-        for number, block in enumerate(item.blocks, item.start // shape.page_size):
-            if block not in attached.granted and block != self.table.block_of(item.key, number, item.epoch):
-                raise ValueError(f"block {block} of {item.key} was not granted to attachment {attached.number}")
-        attached.granted.difference_update(item.blocks)
-        self.table.announce(item.key, shape, item.epoch, item.prompt_tokens, item.start, list(item.blocks), item.stop)
+        for number, block in enumerate(item.blocks, item.start // size):
+            if attached.granted.get(block, item.grant + 1) <= item.grant:
+                del attached.granted[block]
+            elif block != self.table.block_of(item.key, shape, number, item.epoch):
+                if block not in attached.ever:
+                    raise ValueError(f"block {block} of {item.key} was not granted to attachment {attached.number}")
+                continue  # a late or a repeated word: the request ended, or the page was evicted meanwhile
+            start, stop = max(item.start, number * size), min(item.stop, (number + 1) * size)
+            self.table.announce(item.key, shape, item.epoch, item.prompt_tokens, start, [block], stop)
         metrics.ARENA_SLOTS.inc(item.stop - item.start)
         self.shipper.due(item.key)
 
@@ -159,14 +186,16 @@ class KVService:
         return next((item.shape.page_size for item in self._attached.values() if item.shape.layout == layout), 16)
 
     # -- tokens pass by ---------------------------------------------------------------------------------------------
-    def committed(self, commit: TokenCommit, result: CommitResult) -> None:
+    def committed(self, commit: TokenCommit, result: CommitResult) -> Entry | None:
+        """Returns what there was of a request that is over."""
         if result.status is CommitStatus.OK:
             self.table.committed(commit.key, commit.token.epoch, commit.position + len(commit.tokens))
             if commit.finish is not None:
-                self.table.end(commit.key)
                 self.shipper.losses.forget(commit.key)
+                return self.table.end(commit.key)
         elif result.status is CommitStatus.FENCED:
             self.table.disown(commit.key, commit.token.epoch)
+        return None
 
     # -- an owner takes over ----------------------------------------------------------------------------------------
     async def restoring(self, record: RequestRecord) -> None:
@@ -211,3 +240,12 @@ class KVService:
         self.arena.view[blocks[0] : blocks[0] + len(piece.data)] = piece.data
         keep(lambda: self._slabs.give(blocks[0]))
         return msgspec.structs.replace(piece, block=blocks[0], data=b"")
+
+
+def _started(pid: int) -> float:
+    """When a process began; 0 for one that is gone, or only waits for its parent to hear of its end."""
+    try:
+        process = psutil.Process(pid)
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return 0.0

@@ -65,6 +65,15 @@ def seal(page: memoryview, whose: int, first_position: int, slot_bytes: int) -> 
         TRAILER.pack_into(page, at + slot_bytes, _checksum(page[at : at + slot_bytes], whose, position), position)
 
 
+def seal_as(page: memoryview, raw: memoryview, whose: int, first_position: int, slot_bytes: int) -> None:
+    """Write trailers into `page` for the slots in `raw`. Memory that others may reach is sealed by what was to be in it: a
+    byte that a late writer changed there then never matches."""
+    step = framed_size(slot_bytes)
+    for index in range(len(raw) // slot_bytes):
+        slot, position = raw[index * slot_bytes : (index + 1) * slot_bytes], first_position + index
+        TRAILER.pack_into(page, index * step + slot_bytes, _checksum(slot, whose, position), position)
+
+
 def verify(page: memoryview, whose: int, first_position: int, slot_bytes: int, page_size: int) -> Verified:
     """How many of a page's slots, from its first on, are what was sealed under this identity."""
     step = framed_size(slot_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from context_daemon.arena import MappedArena
-from context_daemon.kv_slots import Buffer, framed_size, identity, seal
+from context_daemon.kv_slots import Buffer, identity, seal_as
 from context_daemon.page_table import Shape
 from context_daemon.records import KVLayout, RequestKey
 from context_daemon.store import StoreUnavailable
@@ -42,6 +43,7 @@ class SlotRange:
     stop: int
     blocks: tuple[int, ...]
     arena_id: str = ""  # that they were written to; stays in the worker
+    grant: int = 0  # the last that had come: a block that was granted again since is another by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +57,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The daemon's answer, with each request's progress; `ships` is whether anything ever goes to the KV store."""
+    """The daemon's answer, with each request's progress; `ships` is whether anything ever goes to the KV store. The blocks
+    of a `grant` come with each answer until the worker says that they came: an answer may be lost."""
 
     progress: dict[Owned, Progress]
     granted: tuple[int, ...]
     ships: bool
+    grant: int = 0
 
 
 class ArenaCalls(Protocol):
-    """What of the daemon's service the writer needs. Both raise StoreUnavailable; `announce` ArenaGone, too."""
+    """What of the daemon's service the writer needs. Both raise StoreUnavailable; `announce` ArenaGone, too. What the same
+    `writer` attached before is taken back; `grant` is the last one that came."""
 
-    def attach_arena(self, shape: Shape, want_blocks: int) -> Attachment: ...
+    def attach_arena(self, shape: Shape, want_blocks: int, writer: str) -> Attachment: ...
 
     def announce(
         self,
@@ -73,6 +78,7 @@ class ArenaCalls(Protocol):
         ranges: Sequence[SlotRange],
         asks: Iterable[Owned],
         want_blocks: int,
+        grant: int,
     ) -> Announced: ...
 
 
@@ -83,6 +89,8 @@ class KVWriter:
         self._calls = calls
         self.shape = Shape(layout.fingerprint, layout.slot_bytes, layout.page_size)
         self._spare = spare_blocks
+        self._name = secrets.token_hex(8)
+        self._grant = 0  # the last that came
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._arena: MappedArena | None = None
@@ -96,7 +104,7 @@ class KVWriter:
 
     def attach(self) -> None:
         """Map the daemon's arena; whatever was written to another before is forgotten."""
-        attachment = self._calls.attach_arena(self.shape, self._spare)
+        attachment = self._calls.attach_arena(self.shape, self._spare, self._name)
         try:
             arena = MappedArena(attachment.path, attachment.total_bytes)
         except OSError as error:
@@ -109,7 +117,7 @@ class KVWriter:
         with self._lock:
             self._attachment, self._arena = attachment, arena
             self._owned.clear()
-            self._free = list(attachment.granted)
+            self._free, self._grant = list(attachment.granted), 0
 
     def detach(self) -> None:
         """The arena is no use any more: nothing is written until the next `attach`."""
@@ -117,35 +125,29 @@ class KVWriter:
             self._attachment = None
 
     def write(self, key: RequestKey, epoch: int, prompt_tokens: int, start: int, raw: Buffer) -> SlotRange | None:
-        """Copy raw consecutive slots into their blocks; the trailers come with `announce`. None when there is no room."""
+        """Copy raw consecutive slots into their blocks and seal them. None when there is no room."""
         stop = start + len(raw) // self.shape.slot_bytes
         with self._lock:
             arena_id, arena = self.arena_id, self._arena if self._attachment is not None else None
-            blocks = self._blocks(key, epoch, start, stop) if arena is not None else None
+            blocks, grant = self._blocks(key, epoch, start, stop) if arena is not None else None, self._grant
         if blocks is None or arena is None:
             return None
-        source = np.frombuffer(raw, np.uint8).reshape(stop - start, self.shape.slot_bytes)
-        for first, until, at in self._parts(start, stop, blocks):
-            rows = np.ndarray(
-                (until - first, self.shape.slot_bytes), np.uint8, arena.view, at, (self.shape.row_bytes, 1)
-            )
-            rows[:] = source[first - start : until - start]
-        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks, arena_id)
+        self._fill(arena, identity(key, epoch, self.shape.layout), start, stop, memoryview(raw), blocks)
+        return SlotRange(key, epoch, prompt_tokens, start, stop, blocks, arena_id, grant)
 
     def announce(self, ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
-        """Seal what was written and tell the daemon; idempotent. Raises StoreUnavailable, or ArenaGone."""
+        """Tell the daemon what was written; idempotent. Raises StoreUnavailable, or ArenaGone."""
         with self._lock:
-            attachment, arena = self._attachment, self._arena
+            attachment, arena, grant = self._attachment, self._arena, self._grant
             want = max(0, self._spare - len(self._free))
         if attachment is None or arena is None:
             raise ArenaGone("no arena is attached")
-        for item in ranges:
-            self._seal(arena, item)
-        answer = self._calls.announce(attachment, ranges, asks, want)
+        answer = self._calls.announce(attachment, ranges, asks, want, grant)
         self._warm_up(arena, answer.granted)
         with self._lock:
-            if self._attachment is attachment:
+            if self._attachment is attachment and answer.grant > self._grant:
                 self._free.extend(answer.granted)
+                self._grant = answer.grant
         return answer
 
     def _warm_up(self, arena: MappedArena, blocks: Iterable[int]) -> None:
@@ -194,8 +196,12 @@ class KVWriter:
             first, until = max(start, page * size), min(stop, (page + 1) * size)
             yield first, until, block + (first - page * size) * self.shape.row_bytes
 
-    def _seal(self, arena: MappedArena, item: SlotRange) -> None:
-        whose = identity(item.key, item.epoch, self.shape.layout)
-        for first, until, at in self._parts(item.start, item.stop, item.blocks):
-            part = arena.view[at : at + (until - first) * framed_size(self.shape.slot_bytes)]
-            seal(part, whose, first, self.shape.slot_bytes)
+    def _fill(
+        self, arena: MappedArena, whose: int, start: int, stop: int, raw: memoryview, blocks: Sequence[int]
+    ) -> None:
+        slot, step = self.shape.slot_bytes, self.shape.row_bytes
+        for first, until, at in self._parts(start, stop, blocks):
+            count, part = until - first, raw[(first - start) * slot : (until - start) * slot]
+            rows = np.ndarray((count, slot), np.uint8, arena.view, at, (step, 1))
+            rows[:] = np.frombuffer(part, np.uint8).reshape(count, slot)
+            seal_as(arena.view[at : at + count * step], part, whose, first, slot)

@@ -41,6 +41,7 @@ class Page:
     block: int
     count: int = 0
     stored: int = 0
+    version: int = 0  # grows as slots that were there are written again
 
 
 @dataclass(slots=True)
@@ -56,7 +57,9 @@ class Entry:
     first: dict[int, int] = field(default_factory=dict)  # position from which its owner announced, by epoch
     stored: dict[int, int] = field(default_factory=dict)  # positions in the KV store without a hole, by epoch
     unshipped: set[tuple[int, int]] = field(default_factory=set)  # (page, epoch) of which the store lacks something
+    sent: set[int] = field(default_factory=set)  # epochs of which something went to the KV store
     owner: int = 0  # epoch that runs on this node; 0: none
+    disowned: int = 0  # epochs up to this one are over, whatever is still heard of them
 
     def all(self) -> Iterator[tuple[int, Page]]:
         for number, by_epoch in self.pages.items():
@@ -90,6 +93,7 @@ class Due:
     block: int
     start: int
     stop: int
+    version: int = 0
 
     @property
     def bytes(self) -> int:
@@ -117,9 +121,9 @@ class PageTable:
     def get(self, key: RequestKey) -> Entry | None:
         return self._entries.get(key)
 
-    def block_of(self, key: RequestKey, number: int, epoch: int) -> int | None:
+    def block_of(self, key: RequestKey, shape: Shape, number: int, epoch: int) -> int | None:
         entry = self._entries.get(key)
-        page = entry.pages.get(number, {}).get(epoch) if entry else None
+        page = entry.pages.get(number, {}).get(epoch) if entry and entry.shape == shape else None
         return page.block if page else None
 
     # -- what owners say --------------------------------------------------------------------------------------------
@@ -129,13 +133,14 @@ class PageTable:
         """Slots of positions `[start, stop)` are written, in one block for each page touched.
 
         Returns how far the epoch's KV reaches without a hole. Blocks that do not count are freed: those of an ended
-        request, of an older layout, or behind a hole.
+        request or of an older layout. Slots behind a hole in their page do not count until it is filled.
         """
         if key in self._ended:
             self._give_back(blocks)
             return stop
         entry = self._entry(key, shape)
-        entry.owner = max(entry.owner, epoch)
+        if epoch > entry.disowned:
+            entry.owner = max(entry.owner, epoch)
         entry.prompt = prompt
         entry.known[epoch] = max(entry.known.get(epoch, 0), prompt + self._lengths.get((key, epoch), 0))
         size = shape.page_size
@@ -169,8 +174,10 @@ class PageTable:
         if page is None or page.block != block:  # new, or written anew elsewhere
             if page is not None:
                 self._release(page.block)
+                entry.unshipped.discard((number, epoch))
             page = by_epoch[epoch] = Page(epoch, block)
         if first <= page.count:
+            page.version += first < page.count
             page.stored = min(page.stored, first)  # written again: once more to be shipped
             page.count = max(page.count, stop)
             entry.unshipped.add((number, epoch))
@@ -191,23 +198,32 @@ class PageTable:
         if entry is not None and epoch in entry.known:
             entry.known[epoch] = max(entry.known[epoch], entry.prompt + tokens)
         else:
-            self._lengths[key, epoch] = tokens  # its KV is still to be announced
+            self._lengths[key, epoch] = max(
+                tokens, self._lengths.pop((key, epoch), 0)
+            )  # its KV is still to be announced
             while len(self._lengths) > _REMEMBERED:
                 self._lengths.popitem(last=False)
 
     def disown(self, key: RequestKey, epoch: int) -> None:
         """The owner under `epoch` is no more; its pages wait for whoever comes next."""
         entry = self._entries.get(key)
-        if entry is not None and entry.owner <= epoch:
+        if entry is None:
+            return
+        entry.disowned = max(entry.disowned, epoch)
+        if entry.owner <= epoch:
             entry.owner = 0
             entry.touched = self._clock()
+            if not entry.pages:
+                del self._entries[key]
 
-    def end(self, key: RequestKey) -> None:
-        """The request is over: its pages go at once."""
+    def end(self, key: RequestKey) -> Entry | None:
+        """The request is over: its pages go at once. Returns what there was."""
         self._ended[key] = None
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+        entry = self._entries.get(key)
         self.forget(key)
+        return entry
 
     def forget(self, key: RequestKey) -> None:
         entry = self._entries.get(key)
@@ -261,19 +277,40 @@ class PageTable:
     @staticmethod
     def _due(entry: Entry, number: int, epoch: int) -> Due:
         page = entry.pages[number][epoch]
-        return Due(entry.key, entry.shape, number, epoch, page.block, page.stored, page.count)
+        return Due(entry.key, entry.shape, number, epoch, page.block, page.stored, page.count, page.version)
+
+    def sending(self, due: Due) -> None:
+        """These slots are on their way: their block is pinned until `unpin`."""
+        self.pin(due.block)
+        entry = self._entries.get(due.key)
+        if entry is not None:
+            entry.sent.add(due.epoch)
 
     def mark_stored(self, due: Due) -> None:
+        """The store acknowledged these slots, as they were when they were due. A page may be gone since, or written anew."""
         entry = self._entries.get(due.key)
-        page = entry.pages.get(due.number, {}).get(due.epoch) if entry else None
-        if entry is None or page is None or page.block != due.block or page.stored < due.start:
-            return  # gone, or written anew meanwhile
-        page.stored = max(page.stored, due.stop)
-        if page.stored >= page.count:
-            entry.unshipped.discard((due.number, due.epoch))
-        first = due.number * due.shape.page_size
-        if first + due.start <= entry.stored.get(due.epoch, -1) < first + due.stop:
-            entry.stored[due.epoch] = first + due.stop
+        if entry is None or entry.shape != due.shape:
+            return
+        page = entry.pages.get(due.number, {}).get(due.epoch)
+        if page is not None and page.block == due.block:
+            if page.version != due.version or page.stored < due.start:
+                return
+            page.stored = max(page.stored, due.stop)
+            if page.stored >= page.count:
+                entry.unshipped.discard((due.number, due.epoch))
+        self._advance(entry, due)
+
+    @staticmethod
+    def _advance(entry: Entry, due: Due) -> None:
+        """Over these slots, and over what was stored behind them before they were."""
+        size = entry.shape.page_size
+        first, reach = due.number * size, entry.stored.get(due.epoch, -1)
+        if not first + due.start <= reach < first + due.stop:
+            return
+        reach = first + due.stop
+        while (page := entry.pages.get(reach // size, {}).get(due.epoch)) is not None and page.stored > reach % size:
+            reach = reach // size * size + page.stored
+        entry.stored[due.epoch] = reach
 
     def mark_lost(self, key: RequestKey) -> None:
         """The store has nothing of this request any more."""
@@ -282,7 +319,8 @@ class PageTable:
             entry.stored = dict.fromkeys(entry.stored, 0)
             for number, page in entry.all():
                 page.stored = 0
-                entry.unshipped.add((number, page.epoch))
+                if page.count:
+                    entry.unshipped.add((number, page.epoch))
 
     def stored(self, key: RequestKey, epoch: int) -> int:
         """Positions of this epoch's own pages, from its first page on, that the store acknowledged without a hole."""

@@ -17,7 +17,7 @@ from context_daemon.kv_service import ArenaFull, KVService
 from context_daemon.kv_writer import ArenaGone
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
-from context_daemon.page_table import Shape
+from context_daemon.page_table import Entry, Shape
 from context_daemon.read_ahead import gathered
 from context_daemon.records import (
     CommitResult,
@@ -79,12 +79,12 @@ class ContextServer(ContextServiceServicer):
         return pb.CommitResponse(results=[wire.result_to_pb(result) for result in results])
 
     def _account(self, commit: TokenCommit, result: CommitResult) -> None:
-        self._service.committed(commit, result)
+        ended = self._service.committed(commit, result)
         metrics.COMMITS.labels(str(result.status)).inc()
         if result.status is CommitStatus.OK:
             metrics.COMMITTED_TOKENS.inc(len(commit.tokens))
             if commit.finish is not None:
-                self._background(self._drop_pages(commit.key))
+                self._background(self._drop_pages(commit.key, ended))
             return
         facts = {"job": commit.key.job_id, "request": str(commit.key), "epoch": commit.token.epoch}
         facts |= {"position": commit.position, "length": result.length}
@@ -103,7 +103,7 @@ class ContextServer(ContextServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         try:
-            attached = self._service.attach(shape, request.pid, request.want_blocks)
+            attached = self._service.attach(shape, request.pid, request.want_blocks, request.writer)
         except (ArenaFull, ValueError) as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         hit(Point.ARENA_ATTACHED)
@@ -118,6 +118,7 @@ class ContextServer(ContextServiceServicer):
                 [wire.range_from_pb(m) for m in request.ranges],
                 [(wire.key_from_pb(m.key), m.epoch) for m in request.asks],
                 request.want_blocks,
+                request.grant,
             )
         except ArenaGone as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -228,16 +229,22 @@ class ContextServer(ContextServiceServicer):
         self._log.warning("notice_withdrawn", notice=request.notice_id)
         return pb.WithdrawNoticeResponse()
 
-    async def _drop_pages(self, key: RequestKey) -> None:
+    async def _drop_pages(self, key: RequestKey, here: Entry | None) -> None:
         """A finished request's pages only fill the KV store; what is missed here goes with its TTL."""
         try:
+            await self._service.shipper.landed(key)
             record = await self._store.get_request(key)
-            if record is None or not record.layout:
+            if record is None:
                 return
-            size = self._service.page_size(record.layout)
-            pages = -(-(len(record.spec.prompt_token_ids) + len(record.tokens)) // size)
-            epochs = sorted({segment.epoch for segment in record.segments} | {record.token.epoch})
-            await self._kv.delete_request(key, epochs, record.layout, pages)
+            epochs: dict[str, set[int]] = {record.layout: {segment.epoch for segment in record.segments}}
+            sizes = {record.layout: self._service.page_size(record.layout)}
+            if here is not None and here.sent:  # also what no watermark ever told of
+                epochs[here.shape.layout] = here.sent | epochs.get(here.shape.layout, set())
+                sizes[here.shape.layout] = here.shape.page_size
+            positions = len(record.spec.prompt_token_ids) + len(record.tokens)
+            for layout, under in epochs.items():
+                if layout and under:
+                    await self._kv.delete_request(key, sorted(under), layout, -(-positions // sizes[layout]))
         except StoreUnavailable as error:
             self._log.warning("pages_not_dropped", request=str(key), error=str(error))
 

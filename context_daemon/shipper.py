@@ -70,14 +70,21 @@ class Shipper:
             generation = None
         self._lost(self._kv.server_of(key), self.losses.restoring(key, epoch, generation))
 
+    async def landed(self, key: RequestKey) -> None:
+        """Until nothing of a request that has just ended is under way any more."""
+        task = self._flying.get(self._kv.server_of(key))
+        if task is not None:
+            await asyncio.wait([task])
+
     async def run(self) -> None:
         try:
             while True:
                 self._wake.clear()
                 self._land()
                 self._launch()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _TICK_S if self._due else _CHECK_S)
+                with suppress(TimeoutError):  # wait_for may swallow a cancellation (Python 3.11)
+                    async with asyncio.timeout(_TICK_S if self._due else _CHECK_S):
+                        await self._wake.wait()
         finally:
             for task in self._flying.values():
                 task.cancel()
@@ -115,6 +122,7 @@ class Shipper:
         noticed = self._noticed()
         allowance = min(self.policy.allowance(time.monotonic(), noticed), _BATCH_BYTES)
         if allowance <= 0:
+            self._due = {key: None for key in self._due if self._table.get(key) is not None}
             return []
         due: list[Due] = []
         ordered = noticed or self.policy.budget.mode is KVCommit.AUTO
@@ -133,7 +141,7 @@ class Shipper:
     async def _ship(self, server: str, batch: Sequence[Due]) -> None:
         self.policy.spent(sum(due.bytes for due in batch))  # at once: the other servers share the budget
         for due in batch:
-            self._table.pin(due.block)
+            self._table.sending(due)
         try:
             hit(Point.SHIP_STARTED)
             results = await self._kv.write_each([self._write(due) for due in batch])

@@ -119,12 +119,13 @@ def attachment_from_pb(m: pb.AttachArenaResponse) -> Attachment:
 def range_to_pb(r: SlotRange) -> pb.SlotRange:
     return pb.SlotRange(
         key=key_to_pb(r.key), epoch=r.epoch, prompt_tokens=r.prompt_tokens, start=r.start, count=r.stop - r.start,
-        blocks=r.blocks,
+        blocks=r.blocks, grant=r.grant,
     )  # fmt: skip
 
 
 def range_from_pb(m: pb.SlotRange) -> SlotRange:
-    return SlotRange(key_from_pb(m.key), m.epoch, m.prompt_tokens, m.start, m.start + m.count, tuple(m.blocks))
+    stop, blocks = m.start + m.count, tuple(m.blocks)
+    return SlotRange(key_from_pb(m.key), m.epoch, m.prompt_tokens, m.start, stop, blocks, grant=m.grant)
 
 
 def progress_to_pb(owned: Owned, progress: Progress | None = None) -> pb.KVProgress:
@@ -137,12 +138,13 @@ def announced_to_pb(a: Announced) -> pb.WriteSlotsResponse:
         progress=[progress_to_pb(owned, progress) for owned, progress in a.progress.items()],
         granted=a.granted,
         ships=a.ships,
+        grant=a.grant,
     )
 
 
 def announced_from_pb(m: pb.WriteSlotsResponse) -> Announced:
     progress = {(key_from_pb(item.key), item.epoch): Progress(item.stored, item.losses) for item in m.progress}
-    return Announced(progress, tuple(m.granted), m.ships)
+    return Announced(progress, tuple(m.granted), m.ships, m.grant)
 
 
 def prefill_to_pb(p: PrefillCost) -> pb.PrefillCost:

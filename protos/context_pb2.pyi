@@ -111,18 +111,20 @@ class CommitResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[CommitResult, _Mapping]]] = ...) -> None: ...
 
 class AttachArenaRequest(_message.Message):
-    __slots__ = ("layout", "slot_bytes", "page_size", "pid", "want_blocks")
+    __slots__ = ("layout", "slot_bytes", "page_size", "pid", "want_blocks", "writer")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     WANT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     layout: str
     slot_bytes: int
     page_size: int
     pid: int
     want_blocks: int
-    def __init__(self, layout: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., pid: _Optional[int] = ..., want_blocks: _Optional[int] = ...) -> None: ...
+    writer: str
+    def __init__(self, layout: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., pid: _Optional[int] = ..., want_blocks: _Optional[int] = ..., writer: _Optional[str] = ...) -> None: ...
 
 class AttachArenaResponse(_message.Message):
     __slots__ = ("arena_id", "path", "total_bytes", "attachment", "granted")
@@ -139,34 +141,38 @@ class AttachArenaResponse(_message.Message):
     def __init__(self, arena_id: _Optional[str] = ..., path: _Optional[str] = ..., total_bytes: _Optional[int] = ..., attachment: _Optional[int] = ..., granted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SlotRange(_message.Message):
-    __slots__ = ("key", "epoch", "prompt_tokens", "start", "count", "blocks")
+    __slots__ = ("key", "epoch", "prompt_tokens", "start", "count", "blocks", "grant")
     KEY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     epoch: int
     prompt_tokens: int
     start: int
     count: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    grant: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., grant: _Optional[int] = ...) -> None: ...
 
 class WriteSlotsRequest(_message.Message):
-    __slots__ = ("arena_id", "attachment", "ranges", "asks", "want_blocks")
+    __slots__ = ("arena_id", "attachment", "ranges", "asks", "want_blocks", "grant")
     ARENA_ID_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     WANT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     arena_id: str
     attachment: int
     ranges: _containers.RepeatedCompositeFieldContainer[SlotRange]
     asks: _containers.RepeatedCompositeFieldContainer[KVProgress]
     want_blocks: int
-    def __init__(self, arena_id: _Optional[str] = ..., attachment: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., want_blocks: _Optional[int] = ...) -> None: ...
+    grant: int
+    def __init__(self, arena_id: _Optional[str] = ..., attachment: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., want_blocks: _Optional[int] = ..., grant: _Optional[int] = ...) -> None: ...
 
 class KVProgress(_message.Message):
     __slots__ = ("key", "epoch", "stored", "losses")
@@ -181,14 +187,16 @@ class KVProgress(_message.Message):
     def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., stored: _Optional[int] = ..., losses: _Optional[int] = ...) -> None: ...
 
 class WriteSlotsResponse(_message.Message):
-    __slots__ = ("progress", "granted", "ships")
+    __slots__ = ("progress", "granted", "ships", "grant")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     SHIPS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     progress: _containers.RepeatedCompositeFieldContainer[KVProgress]
     granted: _containers.RepeatedScalarFieldContainer[int]
     ships: bool
-    def __init__(self, progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ...) -> None: ...
+    grant: int
+    def __init__(self, progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ..., grant: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size", "prefill", "only")

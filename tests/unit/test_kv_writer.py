@@ -1,0 +1,355 @@
+"""A worker's side of the arena: threads that write and announce, answers that are lost, daemons that are replaced."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+import pytest
+from flaky_kv import FlakyKV
+
+from context_daemon.arena import MIN_BYTES
+from context_daemon.commit_mode import KVCommit, ShipBudget
+from context_daemon.kv_service import KVService
+from context_daemon.kv_slots import Absent, bare, identity, verify
+from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
+from context_daemon.page_table import Shape
+from context_daemon.records import (
+    CommitResult,
+    CommitStatus,
+    Endpoint,
+    FencingToken,
+    Finish,
+    KVLayout,
+    RequestKey,
+    RequestSpec,
+    SamplingParams,
+    TokenCommit,
+)
+from context_daemon.store import StoreUnavailable
+from worker.commit import KVCommitter, WrittenKV
+from worker.ledger import Held, KVRange, Ledger
+
+LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=4, head_dim=16, page_size=4)
+SIZE, SLOT, PROMPT = LAYOUT.page_size, LAYOUT.slot_bytes, 6
+KEY = RequestKey("job", 1)
+
+
+class Daemon:
+    """KVService behind the calls that a worker has, from any thread. Answers may be lost, and the daemon replaced."""
+
+    def __init__(self, arena_bytes: int = MIN_BYTES) -> None:
+        self._arena_bytes, self._lock = arena_bytes, threading.Lock()
+        self._services: list[KVService] = []
+        self.lose = 0
+        self.restart()
+
+    def restart(self) -> None:
+        budget = ShipBudget(KVCommit.ARENA)
+        with self._lock:
+            self.service = KVService(
+                FlakyKV(), here="", arena_bytes=self._arena_bytes, budget=budget, noticed=lambda: False
+            )  # type: ignore[arg-type]
+            self._services.append(self.service)
+
+    async def close(self) -> None:
+        for service in self._services:
+            await service.close()
+
+    def attach_arena(self, shape: Shape, want_blocks: int, writer: str) -> Attachment:
+        with self._lock:
+            attachment = self.service.attach(shape, os.getpid(), want_blocks, writer)
+        self._answer()
+        return attachment
+
+    def announce(
+        self,
+        attachment: Attachment,
+        ranges: Sequence[SlotRange],
+        asks: Iterable[Owned],
+        want_blocks: int,
+        grant: int,
+    ) -> Announced:
+        with self._lock:
+            answer = self.service.announce(attachment.arena_id, attachment.number, ranges, asks, want_blocks, grant)
+        self._answer()
+        return answer
+
+    def _answer(self) -> None:
+        if self.lose:
+            self.lose -= 1
+            raise StoreUnavailable("the answer was lost")
+
+    def commit(self, key: RequestKey, tokens: int, finish: bool = False) -> None:
+        end = Finish(True, b"") if finish else None
+        commit = TokenCommit(key, FencingToken(1, 1), 0, tuple(range(tokens)), finish=end)
+        with self._lock:
+            self.service.committed(commit, CommitResult(key, CommitStatus.OK, tokens))
+
+    def good(self, key: RequestKey, epoch: int = 1) -> dict[int, tuple[int, bytes]]:
+        """The pages that count: slots that verify, and their raw bytes."""
+        found = {}
+        for number, held in self.service.table.held(key, LAYOUT.fingerprint).items():
+            size = held.slots * (SLOT + 16)
+            page = memoryview(bytes(self.service.arena.view[held.block : held.block + size]))
+            checked = verify(page, identity(key, epoch, LAYOUT.fingerprint), number * SIZE, SLOT, SIZE)
+            assert checked.slots == held.slots and checked.reason in (Absent.NONE, Absent.SHORT)
+            found[number] = (held.slots, bytes(bare(page, held.slots, SLOT)))
+        return found
+
+    @property
+    def blocks(self) -> list[int]:
+        return [page.block for entry in self.service.table.entries() for _, page in entry.all()]
+
+    @property
+    def used(self) -> int:
+        return self.service._slabs.used_bytes
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[Daemon]:
+    made = Daemon()
+    yield made
+    await made.close()
+
+
+def attached(daemon: Daemon, spare: int = 8) -> KVWriter:
+    writer = KVWriter(daemon, LAYOUT, spare)
+    writer.attach()
+    return writer
+
+
+def raw(line: int, start: int, stop: int) -> bytes:
+    return b"".join(bytes([(7 * line + position) % 251 + 1]) * SLOT for position in range(start, stop))
+
+
+def put(writer: KVWriter, start: int, stop: int, line: int = 1) -> SlotRange:
+    written = writer.write(RequestKey("job", line), 1, PROMPT, start, raw(line, start, stop))
+    assert written is not None
+    return written
+
+
+class Engine(threading.Thread):
+    """A step loop of several sequences that start, go on and end."""
+
+    def __init__(self, daemon: Daemon, writer: KVWriter, lines: range) -> None:
+        super().__init__()
+        self.daemon, self.writer, self.lines = daemon, writer, lines
+        self.queue: queue.SimpleQueue[list[SlotRange] | None] = queue.SimpleQueue()
+        self.lengths: dict[int, int] = {}
+        self.draw = random.Random(lines.start)
+
+    def run(self) -> None:
+        waiting, running = list(self.lines), []
+        while waiting or running:
+            if waiting and len(running) < 6:
+                running.append(waiting.pop())
+            batch = []
+            for line in list(running):
+                self._step(line, batch)
+                if self.lengths[line] > 30 or self.draw.random() < 0.03:
+                    running.remove(line)
+                    if line % 3 == 0:
+                        self.daemon.commit(RequestKey("job", line), 1, finish=True)
+                    self.writer.forget(RequestKey("job", line), 1)
+            self.queue.put(batch)
+        self.queue.put(None)
+
+    def _step(self, line: int, batch: list[SlotRange]) -> None:
+        start = self.lengths.setdefault(line, 0)
+        stop = start + (self.draw.randint(1, 12) if start == 0 else 1)
+        written = self.writer.write(RequestKey("job", line), 1, PROMPT, start, raw(line, start, stop))
+        if written is not None:
+            batch.append(written)
+            self.lengths[line] = stop
+
+
+class Announcer(threading.Thread):
+    """Group commit: whatever gathered meanwhile goes together, again when its answer was lost."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while (batch := self.engine.queue.get()) is not None:
+                self._announce(batch)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _announce(self, batch: list[SlotRange]) -> None:
+        self.engine.daemon.lose += self.engine.draw.random() < 0.1
+        while True:
+            try:
+                self.engine.writer.announce(batch)
+                return
+            except StoreUnavailable:
+                continue
+
+
+async def test_two_workers_of_two_threads_each_leave_right_bytes_in_blocks_of_their_own() -> None:
+    daemon = Daemon(4 * MIN_BYTES)
+    engines = [Engine(daemon, attached(daemon, 16), range(start, start + 40)) for start in (100, 200)]
+    threads = [*engines, *map(Announcer, engines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [thread.error for thread in threads if isinstance(thread, Announcer)] == [None, None]
+    granted = [block for attached in daemon.service._attached.values() for block in attached.granted]
+    assert len(set(daemon.blocks + granted)) == len(daemon.blocks + granted)
+    assert daemon.used == len(daemon.blocks + granted) * Shape("", SLOT, SIZE).block_bytes
+    for engine in engines:
+        assert sum(engine.lengths.values()) > 40
+        for line, length in engine.lengths.items():
+            key = RequestKey("job", line)
+            daemon.commit(key, 100)
+            pages = daemon.good(key)
+            assert sum(slots for slots, _ in pages.values()) == (0 if line % 3 == 0 else length)
+            assert b"".join(data for _, (_, data) in sorted(pages.items())) in (b"", raw(line, 0, length))
+    await daemon.close()
+
+
+def test_where_there_is_no_room_nothing_is_written_and_nothing_leaks(daemon: Daemon) -> None:
+    writer = attached(daemon, spare=4)
+    ranges = [put(writer, 0, 8, line=1), put(writer, 0, 8, line=2)]
+    used = daemon.used
+    for line in (1, 3):
+        assert writer.write(RequestKey("job", line), 1, PROMPT, 8, raw(line, 8, 9)) is None
+    assert put(writer, 4, 6).blocks == ranges[0].blocks[1:], "what it has is still written"
+    assert daemon.used == used
+    writer.announce(ranges)
+    last = put(writer, 8, 9)
+    for line in (1, 2, 3):
+        writer.forget(RequestKey("job", line), 1)
+        daemon.commit(RequestKey("job", line), 1, finish=True)
+    writer.announce([last])
+    assert daemon.used == 4 * writer.shape.block_bytes and daemon.blocks == []
+
+
+def test_part_of_a_range_is_never_written(daemon: Daemon) -> None:
+    writer = attached(daemon, spare=2)
+    assert writer.write(KEY, 1, PROMPT, 0, raw(1, 0, 9)) is None
+    assert len(set(put(writer, 0, 8).blocks)) == 2, "both are still free"
+
+
+def test_the_word_of_a_forgotten_request_still_lands(daemon: Daemon) -> None:
+    writer = attached(daemon)
+    written = [put(writer, 0, 5), put(writer, 5, 7)]
+    writer.forget(KEY, 1)
+    writer.announce(written)
+    daemon.commit(KEY, 5)
+    assert daemon.good(KEY) == {0: (4, raw(1, 0, 4)), 1: (3, raw(1, 4, 7))}
+
+
+def test_what_a_late_writer_changed_never_counts(daemon: Daemon) -> None:
+    """A worker that was frozen, and lost its request and its blocks meanwhile, finishes its write: before the word, too."""
+    writer = attached(daemon)
+    written = put(writer, 0, 4)
+    block = written.blocks[0]
+    writer.read(block, 4)[3] ^= 1
+    writer.announce([written])
+    page = bytes(daemon.service.arena.view[block : block + 4 * (SLOT + 16)])
+    checked = verify(memoryview(page), identity(KEY, 1, LAYOUT.fingerprint), 0, SLOT, SIZE)
+    assert (checked.slots, checked.reason) == (0, Absent.MISMATCH)
+
+
+def test_a_request_owned_again_is_written_to_other_blocks(daemon: Daemon) -> None:
+    writer = attached(daemon)
+    first = put(writer, 0, 4)
+    writer.forget(KEY, 1)
+    again = put(writer, 0, 4)
+    assert not set(first.blocks) & set(again.blocks)
+    writer.announce([first])
+    writer.announce([again])
+    assert daemon.blocks == list(again.blocks)
+
+
+def test_rewriting_leaves_the_old_blocks_as_they_are(daemon: Daemon) -> None:
+    writer = attached(daemon)
+    first, other = put(writer, 0, 4), put(writer, 0, 4, line=2)
+    writer.announce([first, other])
+    writer.rewrite([(KEY, 1)])
+    assert not set(put(writer, 0, 4).blocks) & set(first.blocks)
+    assert put(writer, 0, 4, line=2).blocks == other.blocks
+
+
+def test_after_lost_answers_the_same_blocks_are_there(daemon: Daemon) -> None:
+    writer = attached(daemon, spare=4)
+    for line in range(1, 30):
+        written = [put(writer, 0, 8, line)]
+        daemon.lose = 2
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                writer.announce(written)
+        writer.announce(written)
+        daemon.commit(RequestKey("job", line), 1, finish=line % 2 == 0)
+    assert daemon.used == (4 + 2 * 15) * writer.shape.block_bytes
+
+
+def test_a_lost_answer_to_attach_costs_nothing(daemon: Daemon) -> None:
+    writer = KVWriter(daemon, LAYOUT, 4)
+    daemon.lose = 5
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            writer.attach()
+    writer.attach()
+    assert daemon.used == 4 * writer.shape.block_bytes
+
+
+def test_a_replaced_daemon_is_written_to_only_after_attaching(daemon: Daemon) -> None:
+    writer = attached(daemon)
+    old = put(writer, 0, 6)
+    daemon.restart()
+    with pytest.raises(ArenaGone, match="attach again"):
+        writer.announce([old])
+    writer.detach()
+    assert writer.write(KEY, 1, PROMPT, 6, raw(1, 6, 7)) is None
+    assert bytes(writer.read(old.blocks[0], 1)[:SLOT]) == raw(1, 0, 1), "its pages can still be read"
+    writer.attach()
+    writer.announce([put(writer, 0, 7)])
+    daemon.commit(KEY, 5)
+    assert daemon.good(KEY) == {0: (4, raw(1, 0, 4)), 1: (3, raw(1, 4, 7))}
+
+
+def test_what_was_queued_for_a_replaced_daemon_is_written_again(daemon: Daemon) -> None:
+    """Also what the loop wrote between the last message and its answer."""
+    ledger = Ledger("layout", SIZE)
+    spec = RequestSpec(1, "c", Endpoint.CHAT, tuple(range(PROMPT)), SamplingParams(seed=1, max_tokens=9))
+    ledger.add(Held(KEY, FencingToken(1, 1), spec, [], acked=0), stored=0)
+    committer = KVCommitter(ledger, KVWriter(daemon, LAYOUT, 8), 1000, on_crash=pytest.fail)
+    committer.turn()
+
+    def step(positions: int) -> None:
+        ledger.computed({KEY: positions})
+        due = ledger.take_kv(committer.room())
+        committer.put([WrittenKV(item, put(committer.writer, item.start, item.stop)) for item in due])
+
+    step(5)
+    committer.turn()
+    assert daemon.good(KEY).keys() == {0, 1}
+    daemon.restart()
+    step(6)
+    whole = committer.writer.announce
+
+    def slow(ranges: Sequence[SlotRange], asks: Iterable[Owned] = ()) -> Announced:
+        step(7)
+        return whole(ranges, asks)
+
+    committer.writer.announce = slow  # type: ignore[method-assign]
+    committer.turn()
+    committer.writer.announce = whole  # type: ignore[method-assign]
+    assert not committer.writer.attached and ledger.take_kv(1000) == [KVRange(KEY, 1, 0, 7)]
+    committer.turn()
+    assert daemon.blocks == [] and committer.room() == 1000
+    ledger.kv_refused([KVRange(KEY, 1, 0, 7)])
+    step(7)
+    committer.turn()
+    daemon.commit(KEY, 5)
+    assert daemon.good(KEY) == {0: (4, raw(1, 0, 4)), 1: (3, raw(1, 4, 7))}
