@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import grpc
 
@@ -19,6 +18,7 @@ from context_daemon.landing import Keep, Landing, Spot
 from context_daemon.observability import get_logger
 from context_daemon.page_stream import End, PageHead, StreamRequest, pack_request, receive_pages
 from context_daemon.page_table import Shape
+from context_daemon.peer_channels import PeerChannels
 from context_daemon.pieces import Piece
 from context_daemon.records import RequestKey
 from protos import context_pb2 as pb
@@ -32,14 +32,15 @@ _AT_ONCE = 4  # pages to one turn of a thread, and at most that many in flight i
 _TRIES = 3  # of one fetch; each goes on where the last one broke
 _PAUSE_S = 0.1
 _STREAMS = 16
+_IDLE_S = 10.0  # a channel to a peer that was not asked for so long is closed
 
 
 class PeerClient:
-    """One gRPC channel to each peer that was ever asked; page streams are connections of their own. For one event loop."""
+    """A gRPC channel to each peer that was asked lately; page streams are connections of their own. For one event loop."""
 
     def __init__(self, landing: Landing) -> None:
         self._landing = landing
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = PeerChannels(_IDLE_S)
         self._doors: dict[str, tuple[str, int, str]] = {}  # address -> host, port, token of its page streams
         self._threads = ThreadPoolExecutor(_STREAMS, thread_name_prefix="pages-in")
 
@@ -49,19 +50,15 @@ class PeerClient:
         """Positions that the peer holds of each request; nothing when it does not answer in time."""
         request = pb.DescribePagesRequest(keys=[wire.key_to_pb(key) for key in keys], layout=layout)
         try:
-            answer = await self._stub(address).DescribePages(request, timeout=timeout_s)
+            with self._channels.used(address) as channel:
+                stub = ContextServiceStub(channel)
+                answer = await stub.DescribePages(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             metrics.PEER_FAILURES.labels("away").inc()
             log.info("peer_away", peer=address, error=error.code().name)
             return {}
         self._doors[address] = (address.rsplit(":", 1)[0].strip("[]"), answer.port, answer.token)
         return dict(zip(keys, answer.positions, strict=True))
-
-    def _stub(self, address: str) -> Any:
-        if address not in self._channels:
-            options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
-            self._channels[address] = grpc.aio.insecure_channel(address, options=options)
-        return ContextServiceStub(self._channels[address])
 
     async def fetch(
         self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int, keep: Keep
@@ -126,8 +123,7 @@ class PeerClient:
             log.info("peer_refused", peer=address, why=end.name)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
+        await self._channels.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
