@@ -11,6 +11,7 @@ import msgspec
 
 from context_daemon import metrics
 from context_daemon.arena import Arena
+from context_daemon.fault_points import Point, hit
 from context_daemon.kv_slots import framed_size
 from context_daemon.observability import get_logger
 from context_daemon.page_stream import (
@@ -109,6 +110,7 @@ class PageServer:
         loop = asyncio.get_running_loop()
         number = request.first
         while pages := self._next(request, number):
+            hit(Point.PEER_PAGES)
             for held in pages:
                 self._table.pin(held.block)
             try:

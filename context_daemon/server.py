@@ -12,6 +12,7 @@ import grpc
 import msgspec
 
 from context_daemon import metrics, wire
+from context_daemon.fault_points import Point, hit
 from context_daemon.kv_service import ArenaFull, KVService
 from context_daemon.kv_writer import ArenaGone
 from context_daemon.notices import NoticeBoard
@@ -64,7 +65,9 @@ class ContextServer(ContextServiceServicer):
         start = time.perf_counter()
         commits = wire.commits_from_pb(request.commits, self._address)
         try:
+            hit(Point.COMMIT_RECEIVED)
             results = await self._store.commit(commits)
+            hit(Point.COMMIT_STORED)
         except StoreUnavailable as error:
             await self._away("durable", error, context)
         except ValueError as error:
@@ -103,9 +106,11 @@ class ContextServer(ContextServiceServicer):
             attached = self._service.attach(shape, request.pid, request.want_blocks, request.writer)
         except (ArenaFull, ValueError) as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        hit(Point.ARENA_ATTACHED)
         return wire.attachment_to_pb(attached)
 
     async def WriteSlots(self, request: pb.WriteSlotsRequest, context: Context) -> pb.WriteSlotsResponse:
+        hit(Point.SLOTS_RECEIVED)
         try:
             answer = self._service.announce(
                 request.arena_id,
@@ -119,6 +124,7 @@ class ContextServer(ContextServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        hit(Point.SLOTS_TAKEN)
         return wire.announced_to_pb(answer)
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> AsyncIterator[pb.RestoreResponse]:
@@ -127,6 +133,7 @@ class ContextServer(ContextServiceServicer):
         metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
         if not request.want_kv:
             return
+        hit(Point.RESTORE_RECORD)
         await self._service.restoring(record)
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
@@ -136,6 +143,7 @@ class ContextServer(ContextServiceServicer):
             async with aclosing(pieces), aclosing(gathered(pieces, _PAGES_A_MESSAGE)) as groups:
                 async for group in groups:
                     yield pb.RestoreResponse(pages=wire.pieces_to_pb(group))
+                    hit(Point.RESTORE_PAGES)
             yield pb.RestoreResponse(pages=pb.RestoredPages())
             await _end_of(context, _READERS_GRACE_S)
 
@@ -170,7 +178,9 @@ class ContextServer(ContextServiceServicer):
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
         try:
             cause = InterruptionCause(request.cause or InterruptionCause.NOTICE)
+            hit(Point.HANDOVER_RECEIVED)
             lease = await self._store.handover(key, token, request.length, mark, request.target, cause)
+            hit(Point.HANDOVER_STORED)
         except StoreUnavailable as error:
             await self._away("durable", error, context)
         except ValueError as error:

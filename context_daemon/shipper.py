@@ -12,6 +12,7 @@ from typing import Protocol
 from context_daemon import metrics
 from context_daemon.arena import Arena
 from context_daemon.commit_mode import KVCommit, ShipPolicy, dearest_first, within
+from context_daemon.fault_points import Point, hit
 from context_daemon.kv_losses import KVLosses
 from context_daemon.kv_node import KVWriteResult
 from context_daemon.observability import get_logger
@@ -142,7 +143,9 @@ class Shipper:
         for due in batch:
             self._table.sending(due)
         try:
+            hit(Point.SHIP_STARTED)
             results = await self._kv.write_each([self._write(due) for due in batch])
+            hit(Point.SHIP_STORED)
         finally:
             for due in batch:
                 self._table.unpin(due.block)

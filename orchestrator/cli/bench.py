@@ -104,6 +104,18 @@ def resume(contexts: list[int], rounds: int, model: Path | None, threads: int | 
     _print(run_resume_bench(_model(model), contexts, rounds, threads or max(1, _cores() - 1)), as_json)
 
 
+@bench.command()
+@_batch_option
+@click.option("--kv-servers", "servers", default="1,2,3", show_default=True, callback=_batches)
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="For each row.")
+@json_option
+def store(batches: list[int], servers: list[int], seconds: float, as_json: bool) -> None:
+    """What one context daemon takes in: commits by batch size, KV bytes by the number of KV servers."""
+    from worker.bench_store import run_store_bench
+
+    _print(run_store_bench(batches, servers, seconds), as_json)
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from context_daemon.client import EXPENSIVE, ContextClient
+from context_daemon.fault_points import ENVIRONMENT
 from context_daemon.records import (
     Endpoint,
     Interruption,
@@ -79,8 +81,9 @@ class Worker:
 class Rig:
     """Use as a context manager. Jobs are driven through the store as the router would."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, *daemon_flags: str) -> None:
         self.model = model
+        self._daemon_flags = daemon_flags
         self.tokenizer = Tokenizer.load(model)
         self.servers = EmbeddedServers(folder)
         self.addresses = {node: f"127.0.0.1:{free_port()}" for node in ("n1", "n2")}
@@ -101,12 +104,19 @@ class Rig:
             daemon.wait(10)
         self.servers.stop()
 
-    def start_daemon(self, node: str) -> None:
+    def start_daemon(self, node: str, fault: str = "") -> None:
+        """`fault` is one of context_daemon/fault_points.py."""
         command = [sys.executable, "-m", "context_daemon", "--node-id", node, "--listen", self.addresses[node]]
         command += ["--durable-url", self.servers.durable.url, "--kv-url", self.servers.kv.url, "--metrics-port", "0"]
-        self._daemons[node] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        command += self._daemon_flags
+        self._daemons[node] = subprocess.Popen(
+            command, stderr=subprocess.DEVNULL, env=os.environ | {ENVIRONMENT: fault}
+        )
         with grpc.insecure_channel(self.addresses[node]) as channel:
             grpc.channel_ready_future(channel).result(30)
+
+    def daemon_ended(self, node: str) -> bool:
+        return self._daemons[node].poll() is not None
 
     def kill_daemon(self, node: str) -> None:
         self._daemons[node].kill()
