@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from glob import glob
 from pathlib import Path
 
 import pytest
@@ -155,7 +154,7 @@ async def test_a_killed_daemons_mapping_stays_readable_and_its_successor_is_atta
     node.daemon.end(signal.SIGKILL)
     framed = frame(identity(owner.key, 1, LAYOUT.fingerprint), 8, raw_slots(8, 11), LAYOUT.slot_bytes)
     assert bytes(read) == framed
-    assert glob("/dev/shm/*tideover*") == []
+    assert left_behind() == []
     node.daemon.start()
     until(lambda: refused(pages.writer, before))
     pages.writer.detach()
@@ -165,6 +164,10 @@ async def test_a_killed_daemons_mapping_stays_readable_and_its_successor_is_atta
     available(lambda: client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6))]))
     restored = client.restore(owner.key, owner.token, "w1", LAYOUT, arena=pages.writer)
     assert restored.positions == 11 and bytes(restored.kv) == raw_slots(0, 11)
+
+
+def left_behind() -> list[Path]:
+    return list(Path("/dev/shm").glob("*tideover*"))
 
 
 def refused(writer: KVWriter, written: SlotRange) -> bool:
