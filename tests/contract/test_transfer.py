@@ -1,0 +1,401 @@
+"""Pages from one node's arena into another's: two real daemons, and all that happens to a connection on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import netns
+import psutil
+import pytest
+import redis
+from daemon_rig import until
+from transfer_rig import LAYOUT, Held, Node, Proxy, hold, leased, moved, reset, work_and_die
+
+from context_daemon.client import ContextClient
+from context_daemon.kv_slots import TRAILER_BYTES
+from context_daemon.kv_writer import KVWriter
+from context_daemon.page_stream import End, receive_pages
+from context_daemon.records import KVLayout, Lease, RequestKey, TokenCommit
+from context_daemon.redis_server import EmbeddedServers
+from context_daemon.redis_store import RedisStore
+
+ROW, PAGE = LAYOUT.slot_bytes + TRAILER_BYTES, LAYOUT.page_size * (LAYOUT.slot_bytes + TRAILER_BYTES)
+ABSENT = "tideover_absent_pages_total"
+STREAMS, FAILURES = "tideover_peer_streams_total", "tideover_peer_failures_total"
+
+
+class Pair(NamedTuple):
+    source: Node
+    target: Node
+    proxy: Proxy  # by which the target reaches the source
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("transfer")
+
+
+@pytest.fixture(scope="module")
+def pair(servers: EmbeddedServers, folder: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        urls = (servers.durable.url, servers.kv.url)
+        source = Node("source", folder, *urls, advertise="127.0.0.2")
+        stack.callback(source.kill)
+        target = Node("target", folder, *urls)
+        stack.callback(target.kill)
+        target.ready()
+        proxy = Proxy("127.0.0.2", source.ready(), source.door(RequestKey("none", 1))[0])
+        stack.callback(proxy.close)
+        yield Pair(source, target, proxy)
+
+
+@pytest.fixture(autouse=True)
+def unspoilt(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "pair" in request.fixturenames:
+        proxy = request.getfixturevalue("pair").proxy
+        proxy.faults, proxy.always = [], None
+
+
+@pytest.fixture
+async def durable(servers: EmbeddedServers) -> AsyncIterator[RedisStore]:
+    made = RedisStore(servers.durable.url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> str:
+    """One of the test's own: the daemons are shared."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+def restored(
+    client: ContextClient, lease: Lease, held: Held, arena: KVWriter | None = None, only: str = ""
+) -> tuple[int, tuple[str, ...]]:
+    """Positions and sources, once all bytes were found to be the right ones."""
+    _, raw, positions, sources = client.restore(lease.key, lease.token, "w2", held.layout, arena=arena, only=only)
+    assert bytes(raw) == held.raw[: positions * held.layout.slot_bytes], "never a wrong byte"
+    return positions, sources
+
+
+def attached(client: ContextClient, layout: KVLayout = LAYOUT) -> KVWriter:
+    writer = KVWriter(client, layout, spare_blocks=4)
+    writer.attach()
+    return writer
+
+
+# -- two machines -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def network() -> Iterator[netns.TwoNamespaces]:
+    if reason := netns.why_not():
+        pytest.skip(reason)
+    with netns.TwoNamespaces() as made:
+        yield made
+
+
+async def test_two_machines_a_dead_worker_and_a_link_that_fails(network: netns.TwoNamespaces, tmp_path: Path) -> None:
+    """The daemons share no network but one cable; the KV store is gone, the source's worker too."""
+    with ExitStack() as stack:
+        servers = stack.enter_context(EmbeddedServers(tmp_path, host="0.0.0.0"))
+        for server in (servers.durable, servers.kv):  # not to the whole world, and without a password
+            with redis.Redis(port=server.port) as raw_server:
+                raw_server.config_set("protected-mode", "no")
+                raw_server.config_set("bind", f"127.0.0.1 {network.home}")
+        urls = [f"redis://{network.home}:{server.port}/0" for server in (servers.durable, servers.kv)]
+        nodes = []
+        for name, space in (("a", network.a), ("b", network.b)):
+            node = Node(name, tmp_path, *urls, host=space.outer, listen="0.0.0.0", advertise=space.inner,
+                        command=space.within())  # fmt: skip
+            stack.callback(node.kill)
+            nodes.append(node)
+        source, target = (node.ready() for node in nodes)
+        store = RedisStore(f"redis://127.0.0.1:{servers.durable.port}/0")
+        held = await hold(store, source.client(), "far", 64)
+        orphan = Held(await leased(store, "dead", 12), os.urandom(12 * LAYOUT.page_size * LAYOUT.slot_bytes),
+                      held.writer, LAYOUT)  # fmt: skip
+        worker = multiprocessing.get_context("spawn").Process(
+            target=work_and_die, args=(source.address, orphan.lease, orphan.raw)
+        )
+        worker.start()
+        await asyncio.to_thread(worker.join, 30)
+        assert worker.exitcode == -signal.SIGKILL
+        servers.kv.kill()
+        there = attached(target.client())
+        lease = await moved(store, orphan)
+        assert restored(target.clients[0], lease, orphan, there) == (orphan.positions, ("peer",))
+
+        network.slow("32mbit")  # 4 MiB take a second
+        before, second = target.metric("tideover_peer_bytes_total", direction="in"), await moved(store, held)
+        fetch = asyncio.create_task(asyncio.to_thread(restored, target.clients[0], second, held, there))
+        await asyncio.to_thread(
+            until, lambda: target.metric("tideover_peer_bytes_total", direction="in") > before + 8 * PAGE
+        )
+        network.link(up=False)
+        assert not fetch.done(), "it is under way"
+        await asyncio.sleep(0.5)  # how long the cable is out
+        network.link(up=True)
+        assert await fetch == (held.positions, ("peer",))
+        await store.close()
+
+
+# -- a connection that fails --------------------------------------------------------------------------------------------
+async def test_a_connection_that_is_cut_goes_on_from_the_next_page(pair: Pair, durable: RedisStore, job: str) -> None:
+    held = await hold(durable, pair.source.client(), job, 32)
+    lease, client = await moved(durable, held), pair.target.client()
+    for arena in (None, attached(client)):
+        before = len(pair.proxy.carried)
+        pair.proxy.faults = [(9 * PAGE, "cut"), (10 * PAGE + 5, "cut")]
+        assert restored(client, lease, held, arena, only="peer") == (held.positions, ("peer",))
+        carried = pair.proxy.carried[before:]
+        assert len(carried) == 3 and sum(carried) < (32 + 2 * 4 + 1) * PAGE, "at most four pages came twice each time"
+
+
+async def test_a_connection_that_is_always_cut_ends_the_prefix(pair: Pair, durable: RedisStore, job: str) -> None:
+    held = await hold(durable, pair.source.client(), job, 32)
+    lease, client = await moved(durable, held), pair.target.client()
+    pair.proxy.always = (5 * PAGE, "cut")
+    positions, sources = restored(client, lease, held, only="peer")
+    assert sources == ("peer",) and positions == 3 * 4 * LAYOUT.page_size, "three tries, one turn of four pages each"
+
+
+@pytest.mark.parametrize("only", ["peer", ""])
+async def test_where_a_peer_stalls_the_store_goes_on(pair: Pair, durable: RedisStore, job: str, only: str) -> None:
+    size = LAYOUT.page_size
+    held = await hold(durable, pair.source.client(), job, 32, marked=24 * size)  # the peer has more: it comes first
+    until(held.stored)
+    lease, client = await moved(durable, held), pair.target.client()
+    there = attached(client)
+    used, before = pair.target.used, pair.target.metric(FAILURES, reason="stalled")
+    pair.proxy.always = (9 * PAGE + 100, "hang")
+    expected = (8 * size, ("peer",)) if only else (24 * size, ("peer", "store"))
+    assert restored(client, lease, held, there, only=only) == expected
+    assert pair.target.metric(FAILURES, reason="stalled") == before + 1
+    until(lambda: pair.target.used == used)
+
+
+# -- bytes that are not what they were ----------------------------------------------------------------------------------
+def flip(arena: memoryview, held: Held) -> None:
+    arena[held.blocks[5] + 2 * ROW + 77] ^= 4
+
+
+def flip_checksum(arena: memoryview, held: Held) -> None:
+    arena[held.blocks[5] + 3 * ROW - 9] ^= 1
+
+
+def wipe(arena: memoryview, held: Held) -> None:
+    arena[held.blocks[5] + 2 * ROW : held.blocks[5] + 3 * ROW] = bytes(ROW)
+
+
+def swap_slots(arena: memoryview, held: Held) -> None:
+    third, fourth = (slice(held.blocks[5] + at * ROW, held.blocks[5] + (at + 1) * ROW) for at in (2, 3))
+    arena[third], arena[fourth] = bytes(arena[fourth]), bytes(arena[third])
+
+
+def other_page(arena: memoryview, held: Held) -> None:
+    """Right bytes of the same request, in the wrong place."""
+    arena[held.blocks[5] : held.blocks[5] + PAGE] = arena[held.blocks[6] : held.blocks[6] + PAGE]
+
+
+@pytest.mark.parametrize(
+    ("damage", "slots", "reason"),
+    [(flip, 2, "mismatch"), (flip_checksum, 2, "mismatch"), (wipe, 2, "hole"), (swap_slots, 2, "mismatch"),
+     (other_page, 0, "mismatch")],
+)  # fmt: skip
+async def test_damaged_pages_of_a_peer_never_come_out(
+    pair: Pair, durable: RedisStore, job: str, damage: Callable[[memoryview, Held], None], slots: int, reason: str
+) -> None:
+    held = await hold(durable, pair.source.client(), job, 8)
+    until(held.stored)
+    lease, client = await moved(durable, held), pair.target.client()
+    damage(held.writer._arena.view, held)  # type: ignore[union-attr]  # /proc/PID/fd/N of the source's memfd
+    for arena in (None, attached(client)):
+        used, before = pair.target.used, pair.target.metric(ABSENT, reason=reason)
+        assert restored(client, lease, held, arena, only="peer") == (5 * LAYOUT.page_size + slots, ("peer",))
+        assert pair.target.metric(ABSENT, reason=reason) == before + 1
+        assert restored(client, lease, held, arena, only="store") == (held.positions, ("store",))
+        until(lambda used=used: pair.target.used == used)  # type: ignore[misc]
+
+
+# -- readers that the source must survive -------------------------------------------------------------------------------
+@pytest.fixture
+def narrow(servers: EmbeddedServers, folder: Path) -> Iterator[Node]:
+    """It serves one reader at a time, and has few descriptors."""
+    node = Node("narrow", folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1",
+                "--kv-commit", "grace")  # fmt: skip
+    try:
+        yield node.ready()
+    finally:
+        node.kill()
+
+
+def takes(connection: socket.socket, pages: int) -> list[int]:
+    """Numbers of the next pages."""
+    heads, _ = receive_pages(connection, [memoryview(bytearray(PAGE)) for _ in range(pages)])
+    return [head.page for head in heads]
+
+
+def end_of(connection: socket.socket) -> End | None:
+    with connection:
+        heads, end = receive_pages(connection, [memoryview(bytearray(PAGE)) for _ in range(100)])
+    assert heads == []
+    return end
+
+
+async def test_one_stream_at_a_time(pair: Pair, narrow: Node, durable: RedisStore, job: str) -> None:
+    held = await hold(durable, narrow.client(), job, 64)  # 4 MiB: more than sockets hold
+    key, lease, client = held.lease.key, await moved(durable, held), pair.target.client()
+    first = narrow.stream(key)
+    assert takes(first, 1) == [0]
+    until(lambda: end_of(narrow.stream(key)) is End.BUSY)
+    before = pair.target.metric(FAILURES, reason="busy")
+    assert restored(client, lease, held) == (0, ()), "no other source: it is computed"
+    assert pair.target.metric(FAILURES, reason="busy") == before + 1
+    assert narrow.metric(STREAMS, end="busy") >= 2
+    reset(first)
+    until(lambda: restored(client, lease, held) == (held.positions, ("peer",)))
+
+
+async def test_busy_means_the_store(
+    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    node = Node("single", folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1")
+    try:
+        held = await hold(durable, node.ready().client(), job, 64, marked=60 * LAYOUT.page_size)
+        until(held.stored)
+        lease, client = await moved(durable, held), pair.target.client()
+        first = node.stream(held.lease.key)
+        assert takes(first, 1) == [0]
+        assert restored(client, lease, held) == (60 * LAYOUT.page_size, ("store",))
+        reset(first)
+    finally:
+        node.kill()
+
+
+LENGTHS = struct.Struct("<I")
+GARBAGE = {
+    "an http request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a huge length": LENGTHS.pack(0xFFFFFFFF),
+    "one more than may be": LENGTHS.pack(4097) + bytes(4097),
+    "no message": LENGTHS.pack(4) + b"\xc1\xc1\xc1\xc1",
+    "another message": LENGTHS.pack(3) + b"\x92\x01\x02",
+    "nothing": LENGTHS.pack(0),
+}
+
+
+async def test_wrong_requests_are_refused_and_harm_nobody(
+    pair: Pair, narrow: Node, durable: RedisStore, job: str
+) -> None:
+    held = await hold(durable, narrow.client(), job, 8)
+    lease, client, key = await moved(durable, held), pair.target.client(), held.lease.key
+    door, token, _ = narrow.door(key)
+    for wrong in ("wrong", token[:-1], token + "x", "é" * 32, token.upper() + "\0"):
+        assert end_of(narrow.stream(key, token=wrong)) is End.REFUSED, wrong
+    assert end_of(narrow.stream(key, token=token, slot_bytes=2 * LAYOUT.slot_bytes)) is End.DONE, "not its layout"
+    for change in ({"slot_bytes": -16}, {"page_size": 0}, {"layout": "x"}, {"first": -1}, {"first": 9}, {"until": -5}):
+        assert end_of(narrow.stream(key, **change)) is End.DONE, change  # type: ignore[arg-type]
+    for name, data in GARBAGE.items():
+        with narrow.say(data, door) as connection, suppress(ConnectionResetError):  # it did not read all of it
+            assert connection.recv(1) == b"", name
+    for half in (b"\x20", LENGTHS.pack(200) + b"half"):
+        reset(narrow.say(half, door))
+    assert restored(client, lease, held) == (held.positions, ("peer",)) and narrow.alive
+    assert narrow.metric(STREAMS, end="refused") == 5
+    until(lambda: narrow.metric(STREAMS, end="broken") == len(GARBAGE) + 2)
+    assert narrow.log.read_text().count("page_stream_ended_early") >= len(GARBAGE) + 2
+    assert "page_stream_failed" not in narrow.log.read_text() and "Traceback" not in narrow.log.read_text()
+
+
+async def test_connections_that_say_nothing_block_nobody(
+    pair: Pair, narrow: Node, durable: RedisStore, job: str
+) -> None:
+    held = await hold(durable, narrow.client(), job, 8)
+    lease, client = await moved(durable, held), pair.target.client()
+    door, _, _ = narrow.door(held.lease.key)
+    open_before = psutil.Process(narrow.process.pid).num_fds()
+    silent = [narrow.say(b"" if number % 2 else b"\x10", door) for number in range(40)]
+    assert restored(client, lease, held) == (held.positions, ("peer",))
+    until(lambda: narrow.metric(STREAMS, end="broken") >= 40)  # let go one after the other
+    for connection in silent:
+        assert connection.recv(1) == b""
+        connection.close()
+    until(lambda: psutil.Process(narrow.process.pid).num_fds() <= open_before + 1)
+
+
+async def test_a_flood_of_connections(pair: Pair, narrow: Node, durable: RedisStore, job: str) -> None:
+    """More than the daemon has descriptors: it lives on, commits, and gives pages when the flood is over."""
+    held = await hold(durable, narrow.client(), job, 8)
+    door, _, _ = narrow.door(held.lease.key)
+    used = psutil.Process(narrow.process.pid).num_fds()
+    psutil.Process(narrow.process.pid).rlimit(psutil.RLIMIT_NOFILE, (used + 30, used + 30))
+    flood = [narrow.say(b"", door) for _ in range(60)]
+    until(lambda: "page_stream_not_accepted" in narrow.log.read_text())
+    (result,) = narrow.clients[0].commit([TokenCommit(held.lease.key, held.lease.token, 1, (8,))])
+    assert narrow.alive and result.length == 2
+    for connection in flood:
+        connection.close()
+    lease, client = await moved(durable, held), pair.target.client()
+    until(lambda: restored(client, lease, held) == (held.positions, ("peer",)))
+    assert narrow.alive
+
+
+# -- a source that dies, and a reader that sleeps -----------------------------------------------------------------------
+async def test_a_source_killed_in_the_middle(
+    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    node = Node("mortal", folder, servers.durable.url, servers.kv.url, fault="peer.pages:kill:3")
+    try:
+        held = await hold(durable, node.ready().client(), job, 32)
+        until(held.stored)
+        lease, client = await moved(durable, held), pair.target.client()
+        there = attached(client)
+        used = pair.target.used
+        assert restored(client, lease, held, there, only="peer") == (8 * LAYOUT.page_size, ("peer",))
+        assert node.process.wait(10) == -signal.SIGKILL
+        until(lambda: pair.target.used == used)
+        assert restored(client, lease, held, there) == (held.positions, ("store",))
+        until(lambda: pair.target.used == used)
+    finally:
+        node.kill()
+
+
+BIG = KVLayout("big", "cpu-1", "float32", num_layers=16, num_kv_heads=8, head_dim=64, page_size=16)  # pages of 1 MiB
+
+
+async def test_a_reader_that_sleeps_costs_the_source_nothing(
+    servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    """It asks for 256 MiB and takes a little from time to time: no more than a few pages are ever on their way."""
+    node = Node("patient", folder, servers.durable.url, servers.kv.url, "--kv-commit", "grace",
+                "--arena-bytes", "384MiB")  # fmt: skip
+    try:
+        client = node.ready().client()
+        held = await hold(durable, client, job, 256, BIG)
+        before = node.anonymous_bytes()
+        seconds, most = [], 0
+        with node.stream(held.lease.key, BIG) as reader:
+            for position in range(1, 41):
+                assert reader.recv(1 << 16)
+                began = time.monotonic()
+                commit = TokenCommit(held.lease.key, held.lease.token, position, (position,))
+                assert client.commit([commit])[0].length == position + 1
+                seconds.append(time.monotonic() - began)
+                most = max(most, node.anonymous_bytes())
+                await asyncio.sleep(0.02)
+            assert node.metric(STREAMS, end="served") == 0, "it is still under way"
+            assert node.metric("tideover_peer_bytes_total", direction="out") < 32 << 20
+        assert most - before < 32 << 20
+        assert statistics.median(seconds) < 0.2, "a loop that waits for a reader waits for seconds"
+    finally:
+        node.kill()
