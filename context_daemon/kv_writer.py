@@ -96,7 +96,7 @@ class KVWriter:
         self._arena: MappedArena | None = None
         self._free: list[int] = []
         self._warm: set[int] = set()  # blocks with memory behind them
-        self._owned: dict[Owned, dict[int, int]] = {}  # blocks by page
+        self._owned: dict[Owned, dict[int, int]] = {}  # blocks by page, of pages that are not full
 
     @property
     def attached(self) -> bool:
@@ -186,7 +186,12 @@ class KVWriter:
             return None
         for page in missing:
             owned[page] = self._free.pop()  # the warmest
-        return tuple(owned[page] for page in pages)
+        blocks = tuple(owned[page] for page in pages)
+        for page in range(start // self.shape.page_size, stop // self.shape.page_size):
+            del owned[
+                page
+            ]  # full: the daemon may evict it at any moment, and whoever writes it again does so elsewhere
+        return blocks
 
     def _parts(self, start: int, stop: int, blocks: Sequence[int]) -> Iterable[tuple[int, int, int]]:
         """(first position, until, byte offset in the arena) of each page's part."""

@@ -29,7 +29,8 @@ class Landing:
         self._arena, self._slabs = arena, slabs
 
     def take(self, shape: Shape, count: int) -> list[Spot]:
-        blocks = self._slabs.take(shape.block_bytes, count)
+        fits = self._slabs.blocks_of(shape.block_bytes) > 0
+        blocks = self._slabs.take(shape.block_bytes, count) if fits else []
         spots = [Spot(self._arena.view[block : block + shape.block_bytes], block) for block in blocks]
         return spots + [Spot(memoryview(bytearray(shape.block_bytes)), None) for _ in range(count - len(blocks))]
 

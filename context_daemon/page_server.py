@@ -23,12 +23,14 @@ from context_daemon.page_stream import (
     pack_end,
     send_pages,
 )
-from context_daemon.page_table import Held, PageTable
+from context_daemon.page_table import Held, PageTable, Shape
 
 log = get_logger()
 
 _STALL_S = 2.0  # a reader that takes nothing for so long is let go
 _ASKS_S = 5.0
+_ASKING = 64  # connections beyond the streams that are served; more are closed at once
+_PAUSE_S = 0.1  # when the machine has no descriptor left for a connection
 _AT_ONCE = 4  # pages to one turn of a thread: what a slow reader can keep pinned
 
 
@@ -46,7 +48,9 @@ class PageServer:
 
     def listen(self, host: str) -> int:
         """Raises OSError when the address cannot be used."""
-        self._listener = socket.create_server((host, 0), backlog=64)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = host == "::" and socket.has_dualstack_ipv6()
+        self._listener = socket.create_server((host, 0), family=family, backlog=64, dualstack_ipv6=both)
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         return self.port
@@ -57,10 +61,24 @@ class PageServer:
             raise RuntimeError("the page server runs before it listens")
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # of that connection, or of too many: the daemon must live on
+                log.warning("page_stream_not_accepted", error=repr(error))
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._serving) >= self._max_streams + _ASKING:
+                metrics.PEER_STREAMS.labels("busy").inc()
+                connection.close()
+                continue
             task = asyncio.create_task(self._serve(connection))
             self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("page_stream_failed", error=repr(task.exception()))
 
     async def close(self) -> None:
         for task in list(self._serving):
@@ -90,7 +108,7 @@ class PageServer:
     async def _answer(self, connection: socket.socket, request: StreamRequest) -> None:
         connection.settimeout(_STALL_S)
         loop = asyncio.get_running_loop()
-        if not secrets.compare_digest(request.token, self.token):
+        if not secrets.compare_digest(request.token.encode(), self.token.encode()):
             await loop.run_in_executor(None, connection.sendall, pack_end(End.REFUSED))
             metrics.PEER_STREAMS.labels("refused").inc()
             return
@@ -127,6 +145,9 @@ class PageServer:
 
     def _next(self, request: StreamRequest, number: int) -> list[Held]:
         pages: list[Held] = []
+        entry = self._table.get(request.key)
+        if entry is None or entry.shape != Shape(request.layout, request.slot_bytes, request.page_size):
+            return pages  # what the reader says of the layout is where it would be read
         for page in range(number, min(request.until, number + _AT_ONCE)):
             held = self._table.held_page(request.key, request.layout, page)
             if held is None or (pages and pages[-1].slots < request.page_size):

@@ -59,10 +59,11 @@ def pack_end(end: End) -> bytes:
 
 
 def send_pages(connection: socket.socket, pages: Sequence[tuple[PageHead, memoryview]]) -> None:
-    """Blocking; returns when the kernel has taken all of it. Raises OSError, TimeoutError among them."""
+    """Blocking; returns when the kernel has taken all of it. Raises OSError, and TimeoutError when it took nothing for the
+    connection's timeout: unlike with `sendall`, a page may take longer than that as long as it moves."""
     for head, view in pages:
-        connection.sendall(HEADER.pack(head.page, head.epoch, head.slots, len(view)))
-        connection.sendall(view)
+        _drain(connection, memoryview(HEADER.pack(head.page, head.epoch, head.slots, len(view))))
+        _drain(connection, view)
 
 
 def receive_pages(connection: socket.socket, room: Sequence[memoryview]) -> tuple[list[PageHead], End | None]:
@@ -80,6 +81,11 @@ def receive_pages(connection: socket.socket, room: Sequence[memoryview]) -> tupl
         _fill(connection, view[:size])
         heads.append(PageHead(page, epoch, slots))
     return heads, None
+
+
+def _drain(connection: socket.socket, view: memoryview) -> None:
+    while view:
+        view = view[connection.send(view) :]
 
 
 def _fill(connection: socket.socket, view: memoryview) -> None:

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import grpc
 
@@ -57,6 +57,10 @@ class PeerClient:
             metrics.PEER_FAILURES.labels("away").inc()
             log.info("peer_away", peer=address, error=error.code().name)
             return {}
+        if len(answer.positions) != len(keys) or not 0 < answer.port < 1 << 16:
+            metrics.PEER_FAILURES.labels("wrong").inc()
+            log.warning("peer_answers_wrongly", peer=address, positions=len(answer.positions), port=answer.port)
+            return {}
         self._doors[address] = (address.rsplit(":", 1)[0].strip("[]"), answer.port, answer.token)
         return dict(zip(keys, answer.positions, strict=True))
 
@@ -64,23 +68,27 @@ class PeerClient:
         self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int, keep: Keep
     ) -> AsyncGenerator[Piece, None]:
         """Verified pages in order, up to the first that is absent or does not match. Call `describe` before. A connection
-        that breaks is made anew from the next page on, a few times. Blocks are freed by what `keep` is given."""
+        that breaks is made anew from the next page on, a few times; one that stalls is not: whoever has waited so long goes
+        elsewhere. Blocks are freed by what `keep` is given, and all others by when this ended or was closed."""
         number = first_page
         for turn in range(_TRIES):
             if turn:
                 await asyncio.sleep(_PAUSE_S)
             before = number
             try:
-                async for piece in self._stream(address, key, shape, number, until_page, keep):
-                    number = piece.number + 1
-                    yield piece
-                    if piece.slots < shape.page_size:
-                        return
+                async with aclosing(self._stream(address, key, shape, number, until_page, keep)) as pieces:
+                    async for piece in pieces:
+                        number = piece.number + 1
+                        yield piece
+                        if piece.slots < shape.page_size:
+                            return
                 return
             except (OSError, ValueError) as error:
-                reason = "stalled" if isinstance(error, TimeoutError) else "broken"
-                metrics.PEER_FAILURES.labels(reason).inc()
+                stalled = isinstance(error, TimeoutError)
+                metrics.PEER_FAILURES.labels("stalled" if stalled else "broken").inc()
                 log.info("peer_stream_broken", peer=address, page=number, came=number - before, error=repr(error))
+                if stalled:
+                    return
 
     async def _stream(
         self, address: str, key: RequestKey, shape: Shape, first: int, until: int, keep: Keep
@@ -108,9 +116,11 @@ class PeerClient:
         view = spot.view[: head.slots * shape.row_bytes]
         whose = identity(key, head.epoch, shape.layout)
         good = verify(view, whose, expected * shape.page_size, shape.slot_bytes, shape.page_size)
+        metrics.PEER_BYTES.labels("in").inc(len(view))
         view.release()
-        metrics.PEER_BYTES.labels("in").inc(head.slots * shape.row_bytes)
-        if good.slots < head.slots or head.page != expected:
+        if head.page != expected:
+            ABSENT_PAGES.labels("order").inc()
+        elif good.slots < head.slots:
             ABSENT_PAGES.labels(str(good.reason)).inc()
         if head.page != expected or good.slots == 0:
             self._landing.give(spot)
@@ -128,9 +138,16 @@ class PeerClient:
 
 
 def _open(host: str, port: int, request: StreamRequest) -> socket.socket:
-    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    try:
+        connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    except TimeoutError as error:  # its first packet may be lost: that is no stall
+        raise ConnectionError(f"no connection to {host}:{port} within {_CONNECT_S} s") from error
     connection.settimeout(_STALL_S)
-    connection.sendall(pack_request(request))
+    try:
+        connection.sendall(pack_request(request))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
@@ -169,10 +186,18 @@ class _Intake:
 
     async def close(self) -> None:
         """Ends the thread's turn, too: nobody writes into the spots any more when they are given back."""
-        if self._turn is not None:
-            with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
-            await asyncio.gather(self._turn, return_exceptions=True)
+        turn = self._turn
+        if turn is None or turn.done():
+            self._give_all()
+            return
+        turn.add_done_callback(lambda _: self._give_all())  # also when the wait for it is cancelled
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait([turn])
+
+    def _give_all(self) -> None:
+        if self._turn is not None and not self._turn.cancelled():
+            self._turn.exception()  # heard of
         self._connection.close()
         for spot in [*self._spots, *(spot for _, spot in self._ready)]:
             self._landing.give(spot)

@@ -29,7 +29,7 @@ from context_daemon.store import LeasedRequest, LeaseRequest, ReadyRequest
 _STATUS = (CommitStatus.OK, CommitStatus.FENCED, CommitStatus.GAP, CommitStatus.DIVERGED, CommitStatus.FENCED)
 _AHEAD = 4  # the script's name for an owner that the store has lost
 _READY = ("epoch", "prompt_tokens", "max_tokens", "nclass", "attempts", "interruptions", "ready_since", "avoid")
-_LEASED = ("inc", "epoch", "worker", "prompt_tokens", "max_tokens", "lclass", "leased_at")
+_LEASED = ("inc", "epoch", "worker", "prompt_tokens", "max_tokens", "lclass", "leased_at", "attempts")
 
 
 class RedisRequests(RedisScripts):
@@ -171,6 +171,7 @@ def _leased(key: RequestKey, tokens: int, values: Sequence[Any]) -> LeasedReques
         max_tokens=int(r["max_tokens"]),
         numerics_class=text(r["lclass"]),
         leased_at=int(r["leased_at"]) / 1e6,
+        attempts=int(r["attempts"] or 0),
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 from store_samples import job_record, spec
@@ -16,7 +17,7 @@ from context_daemon.kv_writer import Announced, KVWriter
 from context_daemon.records import KVLayout, KVWatermark, Lease, RequestKey
 from context_daemon.redis_server import EmbeddedServers, free_port
 from context_daemon.redis_store import RedisStore
-from context_daemon.store import LeaseRequest
+from context_daemon.store import LeaseRequest, StoreUnavailable
 
 LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=1, head_dim=4, page_size=4)
 PROMPT = 10
@@ -30,9 +31,9 @@ class Daemon:
     ) -> None:
         named = [part for url in kv_urls or [servers.kv.url] for part in ("--kv-url", url)]
         self.port = free_port()
-        self._command = [sys.executable, "-m", "context_daemon", "--node-id", node_id, *flags,
+        self._command = [sys.executable, "-m", "context_daemon", "--node-id", node_id,
                          "--listen", f"127.0.0.1:{self.port}", "--durable-url", servers.durable.url,
-                         *named, "--metrics-port", "0"]  # fmt: skip
+                         *named, "--metrics-port", "0", *flags]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Daemon:
@@ -89,6 +90,18 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "condition never held"
         time.sleep(0.05)
+
+
+def available(call: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """The answer once the store is back, by repeating the same call as its contract allows."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except StoreUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def mark(positions: int, first_page: int = 0) -> KVWatermark:

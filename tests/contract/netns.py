@@ -1,137 +1,107 @@
-"""Hosts on one machine: network namespaces with a link between them and a link each to us. Linux, root and iproute2 only."""
+"""Two network namespaces that reach each other over one veth pair, and this one over a pair each. Needs root and `ip`."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from typing import Self
+
+_NETWORKS = 1 << 12  # in 100.64.0.0/12
 
 
-def missing() -> str:
-    """Why there can be no namespaces here; "" when there can."""
+def why_not() -> str:
+    """What is missing here to make namespaces; empty when nothing is."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "ip and tc (iproute2) are not installed"
-    probe = subprocess.run(["ip", "netns", "add", f"tide-probe-{os.getpid()}"], capture_output=True, check=False)
-    if probe.returncode:
-        return f"no network namespace can be made: {probe.stderr.decode().strip()}"
-    _run("ip", "netns", "delete", f"tide-probe-{os.getpid()}")
-    return ""
+    if shutil.which("ip") is None:
+        return "network namespaces need the `ip` command (iproute2)"
+    made = subprocess.run(["ip", "netns", "add", f"tvt{os.getpid()}"], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", f"tvt{os.getpid()}"], capture_output=True, check=False)
+    return f"this machine makes no network namespaces: {made.stderr.strip()}" if made.returncode else ""
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.decode().strip()}")
-
-
-_TURNS = count()
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """`ours` is our end of the link to it, `control` its end, `peer` its address towards the other host."""
+@dataclass(frozen=True)
+class Namespace:
+    """`outer` is its address for this process, `inner` the one for the other namespace."""
 
     name: str
-    device: str  # of the link to the other host
-    ours: str
-    control: str
-    peer: str
+    outer: str
+    inner: str
+    device: str  # of the pair between the two
 
-    def command(self, *argv: str) -> list[str]:
-        return ["ip", "netns", "exec", self.name, *argv]
-
-    def link(self, state: str) -> None:
-        """up or down: the link to the other host."""
-        _run("ip", "-n", self.name, "link", "set", self.device, state)
-
-    def limit(self, rate: str) -> None:
-        """Bandwidth towards the other host, as tc writes it: 100mbit."""
-        shape = ("rate", rate, "burst", "256kb", "latency", "200ms")
-        _run("ip", "netns", "exec", self.name, "tc", "qdisc", "replace", "dev", self.device, "root", "tbf", *shape)
+    def within(self, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self.name, *command]
 
 
-@contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Always deleted at the end, with all that is in them."""
-    turn = next(_TURNS)  # a deleted namespace's links stay for a moment
-    tag, net = f"t{os.getpid() % 10**6}{turn % 10}", 64 + (os.getpid() + turn) % 128
-    hosts = tuple(
-        Host(f"{tag}{side}", f"{tag}p{side}", f"10.{net}.{n}.1", f"10.{net}.{n}.2", f"10.{net}.9.{n}")
-        for n, side in enumerate("ab", 1)
-    )
-    try:
-        for n, host in enumerate(hosts, 1):
-            _run("ip", "netns", "add", host.name)
-            _run("ip", "link", "add", f"{tag}r{n}", "type", "veth", "peer", "name", f"{tag}c{n}", "netns", host.name)
-            _run("ip", "addr", "add", f"{host.ours}/30", "dev", f"{tag}r{n}")
-            _run("ip", "link", "set", f"{tag}r{n}", "up")
-            _run("ip", "-n", host.name, "addr", "add", f"{host.control}/30", "dev", f"{tag}c{n}")
-            _run("ip", "-n", host.name, "link", "set", f"{tag}c{n}", "up")
-            _run("ip", "-n", host.name, "link", "set", "lo", "up")
-        a, b = hosts
-        _run("ip", "link", "add", a.device, "netns", a.name, "type", "veth", "peer", "name", b.device, "netns", b.name)
-        for host in hosts:
-            _run("ip", "-n", host.name, "addr", "add", f"{host.peer}/24", "dev", host.device)
-            host.link("up")
-        yield a, b
-    finally:
-        for host in hosts:  # their links go with them
-            subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
+class TwoNamespaces:
+    """A context manager that deletes what it made, whatever happens. `home` is this process's address for both."""
 
+    def __init__(self) -> None:
+        pid = os.getpid()
+        net = next(n for n in (pid * 7 + i for i in range(_NETWORKS)) if _prefix(n) not in _addresses())
+        self._prefix = _prefix(net)
+        self.home = self._at(1)
+        self.a = Namespace(f"tv{pid}a", self._at(2), self._at(9), f"tv{pid}ab")
+        self.b = Namespace(f"tv{pid}b", self._at(6), self._at(10), f"tv{pid}ba")
 
-@contextmanager
-def forwarded(host: Host, port: int) -> Iterator[str]:
-    """A server that listens on our loopback, reachable from `host`: its host:port there."""
-    loop, ready = asyncio.new_event_loop(), threading.Event()
-    addresses: list[str] = []
+    def _at(self, host: int) -> str:
+        return f"{self._prefix}{host}"
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __enter__(self) -> Self:
         try:
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass  # one side has gone: so must the other
-        finally:
-            writer.close()
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
+    def _make(self) -> None:
+        for space, router in ((self.a, self.home), (self.b, self._at(5))):
+            _ip("netns", "add", space.name)
+            _ip("link", "add", space.name + "o", "type", "veth", "peer", "name", space.name + "i", "netns", space.name)
+            _ip("addr", "add", f"{router}/30", "dev", space.name + "o")
+            _ip("link", "set", space.name + "o", "up")
+            for device, address in (("lo", ""), (space.name + "i", f"{space.outer}/30")):
+                self._inside(space, device, address)
+            _ip("-n", space.name, "route", "add", "default", "via", router)
+        _ip("-n", self.a.name, "link", "add", self.a.device, "type", "veth", "peer", "name", self.b.device,
+            "netns", self.b.name)  # fmt: skip
+        for space in (self.a, self.b):
+            self._inside(space, space.device, f"{space.inner}/30")
 
-    async def start() -> None:
-        server = await asyncio.start_server(serve, host.ours, 0)
-        addresses.append(f"{host.ours}:{server.sockets[0].getsockname()[1]}")
-        ready.set()
-        async with server:
-            await server.serve_forever()
+    @staticmethod
+    def _inside(space: Namespace, device: str, address: str) -> None:
+        if address:
+            _ip("-n", space.name, "addr", "add", address, "dev", device)
+        _ip("-n", space.name, "link", "set", device, "up")
 
-    def run() -> None:
-        try:
-            loop.run_until_complete(task)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            loop.close()
+    def slow(self, rate: str) -> None:
+        """What `a` sends to `b` goes at this rate, as in 50mbit."""
+        command = f"tc -n {self.a.name} qdisc add dev {self.a.device} root tbf rate {rate} burst 32kb latency 50ms"
+        subprocess.run(command.split(), check=True, capture_output=True)
 
-    task = loop.create_task(start())
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    ready.wait(10)
-    try:
-        yield addresses[0]
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join(10)
+    def link(self, up: bool) -> None:
+        """The pair between the two; their way to this process is another."""
+        _ip("-n", self.a.name, "link", "set", self.a.device, "up" if up else "down")
+
+    def __exit__(self, *exc: object) -> None:
+        for space in (self.a, self.b):
+            subprocess.run(["ip", "link", "del", space.name + "o"], capture_output=True, check=False)
+            subprocess.run(["ip", "netns", "del", space.name], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def _prefix(net: int) -> str:
+    """The first three numbers of the addresses of one pair of namespaces."""
+    return f"100.{64 + net // 256 % 16}.{net % 256}."
+
+
+def _addresses() -> str:
+    return subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=False).stdout

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import redis
-from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, lease, mark, raw_slots, start_job, until
+from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, available, lease, mark, raw_slots, start_job, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from store_samples import job_record, spec, worker_status
 
@@ -85,18 +85,6 @@ def elsewhere(own_servers: EmbeddedServers) -> Iterator[ContextClient]:
     yield made
     made.close()
     running.end(signal.SIGKILL)
-
-
-def available(call: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """The answer once the store is back, by repeating the same call as its contract allows."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return call()
-        except StoreUnavailable:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 async def test_commit_and_restore_over_epochs(

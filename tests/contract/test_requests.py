@@ -296,3 +296,11 @@ async def test_a_new_incarnation_fences_every_owner(store: ContextStore) -> None
     second = await take(store, "w1", 2)
     assert second.token == FencingToken(2, 3)
     assert await put(store, second, 1, 6) == (OK, 2)
+
+
+async def test_a_lease_says_that_it_is_a_suspects(store: ContextStore) -> None:
+    """Suspects run alone: who looks at the leases must see them."""
+    await started(store)
+    await store.requeue("job", 1, [(KEY, (await take(store)).token)], InterruptionCause.ENGINE_FAULT)
+    await take(store, epoch=2)
+    assert [leased.attempts for leased in await store.leased_requests("job")] == [1]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from store_samples import job_record, spec
@@ -273,6 +273,9 @@ def test_random_histories(machine: type[StoreMachine]) -> None:
             max_examples=40,
             stateful_step_count=30,
             deadline=None,
+            phases=[
+                phase for phase in Phase if phase is not Phase.explain
+            ],  # it takes minutes for what is seen at once
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),

@@ -1,246 +1,401 @@
-"""Pages between daemons on two hosts of their own, over a real link that is slow, cut and gone."""
+"""Pages from one node's arena into another's: two real daemons, and all that happens to a connection on the way."""
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import os
-import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
+import statistics
+import struct
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import grpc
+import netns
+import psutil
 import pytest
+import redis
 from daemon_rig import until
-from netns import Host, forwarded, missing, two_hosts
-from store_samples import job_record, spec
+from transfer_rig import LAYOUT, Held, Node, Proxy, hold, leased, moved, reset, work_and_die
 
-from context_daemon import wire
-from context_daemon.client import ContextClient, Restored
+from context_daemon.client import ContextClient
+from context_daemon.kv_slots import TRAILER_BYTES
 from context_daemon.kv_writer import KVWriter
-from context_daemon.page_stream import HEADER, End, StreamRequest, pack_request
-from context_daemon.records import (
-    FencingToken,
-    InterruptionCause,
-    KVLayout,
-    KVWatermark,
-    Lease,
-    RequestKey,
-    TokenCommit,
-)
+from context_daemon.page_stream import End, receive_pages
+from context_daemon.records import KVLayout, Lease, RequestKey, TokenCommit
 from context_daemon.redis_server import EmbeddedServers
 from context_daemon.redis_store import RedisStore
-from context_daemon.store import LeaseRequest
-from protos import context_pb2 as pb
-from protos.context_pb2_grpc import ContextServiceStub
 
-reason = missing()
-pytestmark = [pytest.mark.skipif(bool(reason), reason=reason or "two hosts"), pytest.mark.timeout(120)]
-
-LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=4, num_kv_heads=4, head_dim=64)  # 8 KiB a slot, 128 KiB a page
-PROMPT = 1600
-PAGES = PROMPT // LAYOUT.page_size
-BYTES = PROMPT * LAYOUT.slot_bytes
-RAW = os.urandom(BYTES)
+ROW, PAGE = LAYOUT.slot_bytes + TRAILER_BYTES, LAYOUT.page_size * (LAYOUT.slot_bytes + TRAILER_BYTES)
+ABSENT = "tideover_absent_pages_total"
+STREAMS, FAILURES = "tideover_peer_streams_total", "tideover_peer_failures_total"
 
 
-class Node:
-    """A daemon on a host of its own."""
-
-    def __init__(self, host: Host, durable: str, kv: str, *flags: str) -> None:
-        self.host = host
-        self.process: subprocess.Popen[bytes] | None = None
-        self._command = host.command(sys.executable, "-m", "context_daemon", "--node-id", host.name)
-        self._command += [
-            "--listen",
-            "0.0.0.0:7070",
-            "--advertise",
-            f"{host.peer}:7070",
-            "--arena-bytes",
-            str(256 << 20),
-        ]
-        self._command += ["--durable-url", f"redis://{durable}/0", "--kv-url", f"redis://{kv}/0", *flags]
-        self._command += ["--metrics-host", "0.0.0.0", "--metrics-port", "7071"]
-
-    def start(self) -> ContextClient:
-        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
-        with grpc.insecure_channel(f"{self.host.control}:7070") as channel:
-            grpc.channel_ready_future(channel).result(30)
-        self.client = ContextClient(f"{self.host.control}:7070")
-        return self.client
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"http://{self.host.control}:7071/metrics", timeout=5) as answer:
-            found = re.findall(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
-        return float(found[0]) if found else 0.0
-
-    def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(10)
+class Pair(NamedTuple):
+    source: Node
+    target: Node
+    proxy: Proxy  # by which the target reaches the source
 
 
-class Pair:
-    """Source and target, and a request whose KV lies in the source's arena; its owner there is no more."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("transfer")
 
-    def __init__(self, source: Node, target: Node, servers: EmbeddedServers) -> None:
-        self.source, self.target, self.servers = source, target, servers
-        self.lease: Lease
 
-    async def write(self, stored: bool = False) -> None:
-        store = RedisStore(self.servers.durable.url)
-        await store.create_job(job_record("job"))
-        await store.add_requests("job", [spec(1, PROMPT)])
-        await store.start_job("job", 1)
-        key = RequestKey("job", 1)
-        (first,) = await store.lease("job", 1, [LeaseRequest(key, 0, "w1", "cpu-1")])
-        writer = KVWriter(self.source.client, LAYOUT, spare_blocks=PAGES)
-        writer.attach()
-        while (written := writer.write(key, first.token.epoch, PROMPT, 0, RAW)) is None:
-            writer.announce([])
-        writer.announce([written])
-        owned = (key, first.token.epoch)
-        until(lambda: not stored or writer.announce([], [owned]).progress[owned].stored >= PROMPT)
-        mark = KVWatermark(PROMPT, 0, LAYOUT.fingerprint) if stored else None
-        self.source.client.commit([TokenCommit(key, first.token, 0, (5,), mark)])
-        self.arena = writer._attachment.path if writer._attachment else ""
-        await store.requeue("job", 1, [(key, first.token)], InterruptionCause.WORKER_DIED)
-        (self.lease,) = await store.lease("job", 1, [LeaseRequest(key, 2, "w2", "cpu-1")])
-        await store.close()
+@pytest.fixture(scope="module")
+def pair(servers: EmbeddedServers, folder: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        urls = (servers.durable.url, servers.kv.url)
+        source = Node("source", folder, *urls, advertise="127.0.0.2")
+        stack.callback(source.kill)
+        target = Node("target", folder, *urls)
+        stack.callback(target.kill)
+        target.ready()
+        proxy = Proxy("127.0.0.2", source.ready(), source.door(RequestKey("none", 1))[0])
+        stack.callback(proxy.close)
+        yield Pair(source, target, proxy)
 
-    def restore(self, **options: Any) -> Restored:
-        writer = KVWriter(self.target.client, LAYOUT, spare_blocks=1)
-        writer.attach()
-        return self.target.client.restore(self.lease.key, self.lease.token, "w2", LAYOUT, arena=writer, **options)
+
+@pytest.fixture(autouse=True)
+def unspoilt(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "pair" in request.fixturenames:
+        proxy = request.getfixturevalue("pair").proxy
+        proxy.faults, proxy.always = [], None
 
 
 @pytest.fixture
-def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    flags: tuple[str, ...] = getattr(request, "param", ())
+async def durable(servers: EmbeddedServers) -> AsyncIterator[RedisStore]:
+    made = RedisStore(servers.durable.url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> str:
+    """One of the test's own: the daemons are shared."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+def restored(
+    client: ContextClient, lease: Lease, held: Held, arena: KVWriter | None = None, only: str = ""
+) -> tuple[int, tuple[str, ...]]:
+    """Positions and sources, once all bytes were found to be the right ones."""
+    _, raw, positions, sources = client.restore(lease.key, lease.token, "w2", held.layout, arena=arena, only=only)
+    assert bytes(raw) == held.raw[: positions * held.layout.slot_bytes], "never a wrong byte"
+    return positions, sources
+
+
+def attached(client: ContextClient, layout: KVLayout = LAYOUT) -> KVWriter:
+    writer = KVWriter(client, layout, spare_blocks=4)
+    writer.attach()
+    return writer
+
+
+# -- two machines -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def network() -> Iterator[netns.TwoNamespaces]:
+    if reason := netns.why_not():
+        pytest.skip(reason)
+    with netns.TwoNamespaces() as made:
+        yield made
+
+
+async def test_two_machines_a_dead_worker_and_a_link_that_fails(network: netns.TwoNamespaces, tmp_path: Path) -> None:
+    """The daemons share no network but one cable; the KV store is gone, the source's worker too."""
     with ExitStack() as stack:
-        a, b = stack.enter_context(two_hosts())
-        servers = stack.enter_context(EmbeddedServers(tmp_path))
+        servers = stack.enter_context(EmbeddedServers(tmp_path, host="0.0.0.0"))
+        for server in (servers.durable, servers.kv):  # not to the whole world, and without a password
+            with redis.Redis(port=server.port) as raw_server:
+                raw_server.config_set("protected-mode", "no")
+                raw_server.config_set("bind", f"127.0.0.1 {network.home}")
+        urls = [f"redis://{network.home}:{server.port}/0" for server in (servers.durable, servers.kv)]
         nodes = []
-        for host in (a, b):
-            ports = (servers.durable.port, servers.kv.port)
-            durable, kv = (stack.enter_context(forwarded(host, port)) for port in ports)
-            node = Node(host, durable, kv, *flags)
+        for name, space in (("a", network.a), ("b", network.b)):
+            node = Node(name, tmp_path, *urls, host=space.outer, listen="0.0.0.0", advertise=space.inner,
+                        command=space.within())  # fmt: skip
             stack.callback(node.kill)
-            stack.callback(node.start().close)
             nodes.append(node)
-        yield Pair(nodes[0], nodes[1], servers)
+        source, target = (node.ready() for node in nodes)
+        store = RedisStore(f"redis://127.0.0.1:{servers.durable.port}/0")
+        held = await hold(store, source.client(), "far", 64)
+        orphan = Held(await leased(store, "dead", 12), os.urandom(12 * LAYOUT.page_size * LAYOUT.slot_bytes),
+                      held.writer, LAYOUT)  # fmt: skip
+        worker = multiprocessing.get_context("spawn").Process(
+            target=work_and_die, args=(source.address, orphan.lease, orphan.raw)
+        )
+        worker.start()
+        await asyncio.to_thread(worker.join, 30)
+        assert worker.exitcode == -signal.SIGKILL
+        servers.kv.kill()
+        there = attached(target.client())
+        lease = await moved(store, orphan)
+        assert restored(target.clients[0], lease, orphan, there) == (orphan.positions, ("peer",))
+
+        network.slow("32mbit")  # 4 MiB take a second
+        before, second = target.metric("tideover_peer_bytes_total", direction="in"), await moved(store, held)
+        fetch = asyncio.create_task(asyncio.to_thread(restored, target.clients[0], second, held, there))
+        await asyncio.to_thread(
+            until, lambda: target.metric("tideover_peer_bytes_total", direction="in") > before + 8 * PAGE
+        )
+        network.link(up=False)
+        assert not fetch.done(), "it is under way"
+        await asyncio.sleep(0.5)  # how long the cable is out
+        network.link(up=True)
+        assert await fetch == (held.positions, ("peer",))
+        await store.close()
 
 
-def whole(restored: Restored) -> bool:
-    return restored.positions == PROMPT and bytes(restored.kv) == RAW
+# -- a connection that fails --------------------------------------------------------------------------------------------
+async def test_a_connection_that_is_cut_goes_on_from_the_next_page(pair: Pair, durable: RedisStore, job: str) -> None:
+    held = await hold(durable, pair.source.client(), job, 32)
+    lease, client = await moved(durable, held), pair.target.client()
+    for arena in (None, attached(client)):
+        before = len(pair.proxy.carried)
+        pair.proxy.faults = [(9 * PAGE, "cut"), (10 * PAGE + 5, "cut")]
+        assert restored(client, lease, held, arena, only="peer") == (held.positions, ("peer",))
+        carried = pair.proxy.carried[before:]
+        assert len(carried) == 3 and sum(carried) < (32 + 2 * 4 + 1) * PAGE, "at most four pages came twice each time"
 
 
-async def test_all_pages_come_from_the_other_host_without_any_store(pair: Pair) -> None:
-    await pair.write()
-    pair.servers.kv.kill()
-    used = pair.target.metric("tideover_arena_used_bytes")
-    restored = pair.restore()
-    assert whole(restored) and restored.sources == ("peer",)
-    assert pair.target.metric('tideover_peer_bytes_total{direction="in"}') >= BYTES
-    until(lambda: pair.target.metric("tideover_arena_used_bytes") <= used + LAYOUT.slot_bytes * 17)
+async def test_a_connection_that_is_always_cut_ends_the_prefix(pair: Pair, durable: RedisStore, job: str) -> None:
+    held = await hold(durable, pair.source.client(), job, 32)
+    lease, client = await moved(durable, held), pair.target.client()
+    pair.proxy.always = (5 * PAGE, "cut")
+    positions, sources = restored(client, lease, held, only="peer")
+    assert sources == ("peer",) and positions == 3 * 4 * LAYOUT.page_size, "three tries, one turn of four pages each"
 
 
-async def test_a_link_that_is_cut_for_a_moment_is_waited_out(pair: Pair) -> None:
-    await pair.write()
-    pair.source.host.limit("80mbit")  # 13 MB take more than a second
-    cut = threading.Timer(0.4, pair.source.host.link, ["down"])
-    mended = threading.Timer(1.0, pair.source.host.link, ["up"])
-    cut.start()
-    mended.start()
-    restored = pair.restore(only="peer")
-    assert not cut.is_alive() and whole(restored)
+@pytest.mark.parametrize("only", ["peer", ""])
+async def test_where_a_peer_stalls_the_store_goes_on(pair: Pair, durable: RedisStore, job: str, only: str) -> None:
+    size = LAYOUT.page_size
+    held = await hold(durable, pair.source.client(), job, 32, marked=24 * size)  # the peer has more: it comes first
+    until(held.stored)
+    lease, client = await moved(durable, held), pair.target.client()
+    there = attached(client)
+    used, before = pair.target.used, pair.target.metric(FAILURES, reason="stalled")
+    pair.proxy.always = (9 * PAGE + 100, "hang")
+    expected = (8 * size, ("peer",)) if only else (24 * size, ("peer", "store"))
+    assert restored(client, lease, held, there, only=only) == expected
+    assert pair.target.metric(FAILURES, reason="stalled") == before + 1
+    until(lambda: pair.target.used == used)
 
 
-async def test_a_host_that_is_gone_midway_leaves_a_prefix_and_the_store_goes_on(pair: Pair) -> None:
-    await pair.write(stored=True)
-    pair.source.host.limit("80mbit")
-    killed = threading.Timer(0.4, pair.source.kill)
-    killed.start()
-    restored = pair.restore()
-    assert not killed.is_alive() and whole(restored) and restored.sources == ("peer", "store")
+# -- bytes that are not what they were ----------------------------------------------------------------------------------
+def flip(arena: memoryview, held: Held) -> None:
+    arena[held.blocks[5] + 2 * ROW + 77] ^= 4
 
 
-async def test_a_host_that_is_gone_midway_and_no_store_is_a_clean_end(pair: Pair) -> None:
-    await pair.write()
-    pair.source.host.limit("80mbit")
-    threading.Timer(0.4, pair.source.kill).start()
-    restored = pair.restore(only="peer")
-    assert 0 < restored.positions < PROMPT
-    assert bytes(restored.kv) == RAW[: restored.positions * LAYOUT.slot_bytes]
-    assert pair.target.metric('tideover_peer_failures_total{reason="broken"}') >= 1
-    again = pair.restore(only="peer")
-    assert again.positions == 0, "nobody is there any more, and nothing hangs"
+def flip_checksum(arena: memoryview, held: Held) -> None:
+    arena[held.blocks[5] + 3 * ROW - 9] ^= 1
 
 
-def flip(arena: Path, slot: bytes) -> None:
-    """One bit of a slot, wherever it lies in the arena."""
-    with arena.open("r+b") as memory:
-        for at in range(0, 256 << 20, 1 << 20):
-            memory.seek(at)
-            found = memory.read(1 << 20).find(slot[:64])
-            if found >= 0:
-                memory.seek(at + found + 5)
-                memory.write(bytes([slot[5] ^ 1]))
-                return
-    raise AssertionError("the slot was not found in the arena")
+def wipe(arena: memoryview, held: Held) -> None:
+    arena[held.blocks[5] + 2 * ROW : held.blocks[5] + 3 * ROW] = bytes(ROW)
 
 
-async def test_bytes_that_were_flipped_at_the_source_never_come_out(pair: Pair) -> None:
-    await pair.write()
-    page = 3
-    flip(Path(pair.arena), RAW[page * 16 * LAYOUT.slot_bytes :][: LAYOUT.slot_bytes])
-    restored = pair.restore(only="peer")
-    assert restored.positions == page * 16 and bytes(restored.kv) == RAW[: page * 16 * LAYOUT.slot_bytes]
-    assert pair.target.metric('tideover_absent_pages_total{reason="mismatch"}') >= 1
+def swap_slots(arena: memoryview, held: Held) -> None:
+    third, fourth = (slice(held.blocks[5] + at * ROW, held.blocks[5] + (at + 1) * ROW) for at in (2, 3))
+    arena[third], arena[fourth] = bytes(arena[fourth]), bytes(arena[third])
 
 
-@pytest.mark.parametrize("pair", [("--max-peer-streams", "1")], indirect=True)
-async def test_the_cap_on_streams_and_doors_that_stay_shut(pair: Pair) -> None:
-    await pair.write()
-    with grpc.insecure_channel(f"{pair.source.host.control}:7070") as channel:
-        ask = pb.DescribePagesRequest(keys=[wire.key_to_pb(pair.lease.key)], layout=LAYOUT.fingerprint)
-        door = ContextServiceStub(channel).DescribePages(ask)
-    assert list(door.positions) == [PROMPT]
-    host, size = pair.source.host.control, LAYOUT.page_size
-    request = StreamRequest(door.token, pair.lease.key, LAYOUT.fingerprint, LAYOUT.slot_bytes, size, 0, PAGES)
+def other_page(arena: memoryview, held: Held) -> None:
+    """Right bytes of the same request, in the wrong place."""
+    arena[held.blocks[5] : held.blocks[5] + PAGE] = arena[held.blocks[6] : held.blocks[6] + PAGE]
 
-    def opened(data: bytes) -> socket.socket:
-        connection = socket.create_connection((host, door.port), timeout=10)
-        connection.sendall(data)
-        return connection
 
-    def end(connection: socket.socket) -> int:
-        """How the stream ended at once; -1: it was closed without a word."""
-        try:
-            data = connection.recv(HEADER.size, socket.MSG_WAITALL)
-        except ConnectionResetError:
-            return -1
-        return int(HEADER.unpack(data)[0]) if len(data) == HEADER.size else -1
+@pytest.mark.parametrize(
+    ("damage", "slots", "reason"),
+    [(flip, 2, "mismatch"), (flip_checksum, 2, "mismatch"), (wipe, 2, "hole"), (swap_slots, 2, "mismatch"),
+     (other_page, 0, "mismatch")],
+)  # fmt: skip
+async def test_damaged_pages_of_a_peer_never_come_out(
+    pair: Pair, durable: RedisStore, job: str, damage: Callable[[memoryview, Held], None], slots: int, reason: str
+) -> None:
+    held = await hold(durable, pair.source.client(), job, 8)
+    until(held.stored)
+    lease, client = await moved(durable, held), pair.target.client()
+    damage(held.writer._arena.view, held)  # type: ignore[union-attr]  # /proc/PID/fd/N of the source's memfd
+    for arena in (None, attached(client)):
+        used, before = pair.target.used, pair.target.metric(ABSENT, reason=reason)
+        assert restored(client, lease, held, arena, only="peer") == (5 * LAYOUT.page_size + slots, ("peer",))
+        assert pair.target.metric(ABSENT, reason=reason) == before + 1
+        assert restored(client, lease, held, arena, only="store") == (held.positions, ("store",))
+        until(lambda used=used: pair.target.used == used)  # type: ignore[misc]
 
-    wrong = StreamRequest("guess", pair.lease.key, LAYOUT.fingerprint, LAYOUT.slot_bytes, size, 0, PAGES)
-    with opened(pack_request(wrong)) as refused:
-        assert end(refused) == End.REFUSED
-    for garbage in (b"\xff" * 64, b"\x08\x00\x00\x00notright", b"\x10\x00"):
-        with opened(garbage) as rubbish:
-            rubbish.shutdown(socket.SHUT_WR)
-            assert end(rubbish) == -1
-    with opened(pack_request(request)) as slow:
-        slow.recv(1)  # it is served, and reads no further
-        with opened(pack_request(request)) as second:
-            assert end(second) == End.BUSY
-        began = time.monotonic()
-        pair.source.client.commit([TokenCommit(pair.lease.key, FencingToken(1, 3), 1, (6,))])
-        assert time.monotonic() - began < 1.5, "a slow reader is nobody else's business"
-    until(lambda: whole(pair.restore(only="peer")))
+
+# -- readers that the source must survive -------------------------------------------------------------------------------
+@pytest.fixture
+def narrow(servers: EmbeddedServers, folder: Path) -> Iterator[Node]:
+    """It serves one reader at a time, and has few descriptors."""
+    node = Node("narrow", folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1",
+                "--kv-commit", "grace")  # fmt: skip
+    try:
+        yield node.ready()
+    finally:
+        node.kill()
+
+
+def takes(connection: socket.socket, pages: int) -> list[int]:
+    """Numbers of the next pages."""
+    heads, _ = receive_pages(connection, [memoryview(bytearray(PAGE)) for _ in range(pages)])
+    return [head.page for head in heads]
+
+
+def end_of(connection: socket.socket) -> End | None:
+    with connection:
+        heads, end = receive_pages(connection, [memoryview(bytearray(PAGE)) for _ in range(100)])
+    assert heads == []
+    return end
+
+
+async def test_one_stream_at_a_time(pair: Pair, narrow: Node, durable: RedisStore, job: str) -> None:
+    held = await hold(durable, narrow.client(), job, 64)  # 4 MiB: more than sockets hold
+    key, lease, client = held.lease.key, await moved(durable, held), pair.target.client()
+    first = narrow.stream(key)
+    assert takes(first, 1) == [0]
+    until(lambda: end_of(narrow.stream(key)) is End.BUSY)
+    before = pair.target.metric(FAILURES, reason="busy")
+    assert restored(client, lease, held) == (0, ()), "no other source: it is computed"
+    assert pair.target.metric(FAILURES, reason="busy") == before + 1
+    assert narrow.metric(STREAMS, end="busy") >= 2
+    reset(first)
+    until(lambda: restored(client, lease, held) == (held.positions, ("peer",)))
+
+
+async def test_busy_means_the_store(
+    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    node = Node("single", folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1")
+    try:
+        held = await hold(durable, node.ready().client(), job, 64, marked=60 * LAYOUT.page_size)
+        until(held.stored)
+        lease, client = await moved(durable, held), pair.target.client()
+        first = node.stream(held.lease.key)
+        assert takes(first, 1) == [0]
+        assert restored(client, lease, held) == (60 * LAYOUT.page_size, ("store",))
+        reset(first)
+    finally:
+        node.kill()
+
+
+LENGTHS = struct.Struct("<I")
+GARBAGE = {
+    "an http request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a huge length": LENGTHS.pack(0xFFFFFFFF),
+    "one more than may be": LENGTHS.pack(4097) + bytes(4097),
+    "no message": LENGTHS.pack(4) + b"\xc1\xc1\xc1\xc1",
+    "another message": LENGTHS.pack(3) + b"\x92\x01\x02",
+    "nothing": LENGTHS.pack(0),
+}
+
+
+async def test_wrong_requests_are_refused_and_harm_nobody(
+    pair: Pair, narrow: Node, durable: RedisStore, job: str
+) -> None:
+    held = await hold(durable, narrow.client(), job, 8)
+    lease, client, key = await moved(durable, held), pair.target.client(), held.lease.key
+    door, token, _ = narrow.door(key)
+    for wrong in ("wrong", token[:-1], token + "x", "é" * 32, token.upper() + "\0"):
+        assert end_of(narrow.stream(key, token=wrong)) is End.REFUSED, wrong
+    assert end_of(narrow.stream(key, token=token, slot_bytes=2 * LAYOUT.slot_bytes)) is End.DONE, "not its layout"
+    for change in ({"slot_bytes": -16}, {"page_size": 0}, {"layout": "x"}, {"first": -1}, {"first": 9}, {"until": -5}):
+        assert end_of(narrow.stream(key, **change)) is End.DONE, change  # type: ignore[arg-type]
+    for name, data in GARBAGE.items():
+        with narrow.say(data, door) as connection, suppress(ConnectionResetError):  # it did not read all of it
+            assert connection.recv(1) == b"", name
+    for half in (b"\x20", LENGTHS.pack(200) + b"half"):
+        reset(narrow.say(half, door))
+    assert restored(client, lease, held) == (held.positions, ("peer",)) and narrow.alive
+    assert narrow.metric(STREAMS, end="refused") == 5
+    until(lambda: narrow.metric(STREAMS, end="broken") == len(GARBAGE) + 2)
+    assert narrow.log.read_text().count("page_stream_ended_early") >= len(GARBAGE) + 2
+    assert "page_stream_failed" not in narrow.log.read_text() and "Traceback" not in narrow.log.read_text()
+
+
+async def test_connections_that_say_nothing_block_nobody(
+    pair: Pair, narrow: Node, durable: RedisStore, job: str
+) -> None:
+    held = await hold(durable, narrow.client(), job, 8)
+    lease, client = await moved(durable, held), pair.target.client()
+    door, _, _ = narrow.door(held.lease.key)
+    open_before = psutil.Process(narrow.process.pid).num_fds()
+    silent = [narrow.say(b"" if number % 2 else b"\x10", door) for number in range(40)]
+    assert restored(client, lease, held) == (held.positions, ("peer",))
+    until(lambda: narrow.metric(STREAMS, end="broken") >= 40)  # let go one after the other
+    for connection in silent:
+        assert connection.recv(1) == b""
+        connection.close()
+    until(lambda: psutil.Process(narrow.process.pid).num_fds() <= open_before + 1)
+
+
+async def test_a_flood_of_connections(pair: Pair, narrow: Node, durable: RedisStore, job: str) -> None:
+    """More than the daemon has descriptors: it lives on, commits, and gives pages when the flood is over."""
+    held = await hold(durable, narrow.client(), job, 8)
+    door, _, _ = narrow.door(held.lease.key)
+    used = psutil.Process(narrow.process.pid).num_fds()
+    psutil.Process(narrow.process.pid).rlimit(psutil.RLIMIT_NOFILE, (used + 30, used + 30))
+    flood = [narrow.say(b"", door) for _ in range(60)]
+    until(lambda: "page_stream_not_accepted" in narrow.log.read_text())
+    (result,) = narrow.clients[0].commit([TokenCommit(held.lease.key, held.lease.token, 1, (8,))])
+    assert narrow.alive and result.length == 2
+    for connection in flood:
+        connection.close()
+    lease, client = await moved(durable, held), pair.target.client()
+    until(lambda: restored(client, lease, held) == (held.positions, ("peer",)))
+    assert narrow.alive
+
+
+# -- a source that dies, and a reader that sleeps -----------------------------------------------------------------------
+async def test_a_source_killed_in_the_middle(
+    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    node = Node("mortal", folder, servers.durable.url, servers.kv.url, fault="peer.pages:kill:3")
+    try:
+        held = await hold(durable, node.ready().client(), job, 32)
+        until(held.stored)
+        lease, client = await moved(durable, held), pair.target.client()
+        there = attached(client)
+        used = pair.target.used
+        assert restored(client, lease, held, there, only="peer") == (8 * LAYOUT.page_size, ("peer",))
+        assert node.process.wait(10) == -signal.SIGKILL
+        until(lambda: pair.target.used == used)
+        assert restored(client, lease, held, there) == (held.positions, ("store",))
+        until(lambda: pair.target.used == used)
+    finally:
+        node.kill()
+
+
+BIG = KVLayout("big", "cpu-1", "float32", num_layers=16, num_kv_heads=8, head_dim=64, page_size=16)  # pages of 1 MiB
+
+
+async def test_a_reader_that_sleeps_costs_the_source_nothing(
+    servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    """It asks for 256 MiB and takes a little from time to time: no more than a few pages are ever on their way."""
+    node = Node("patient", folder, servers.durable.url, servers.kv.url, "--kv-commit", "grace",
+                "--arena-bytes", "384MiB")  # fmt: skip
+    try:
+        client = node.ready().client()
+        held = await hold(durable, client, job, 256, BIG)
+        before = node.anonymous_bytes()
+        seconds, most = [], 0
+        with node.stream(held.lease.key, BIG) as reader:
+            for position in range(1, 41):
+                assert reader.recv(1 << 16)
+                began = time.monotonic()
+                commit = TokenCommit(held.lease.key, held.lease.token, position, (position,))
+                assert client.commit([commit])[0].length == position + 1
+                seconds.append(time.monotonic() - began)
+                most = max(most, node.anonymous_bytes())
+                await asyncio.sleep(0.02)
+            assert node.metric(STREAMS, end="served") == 0, "it is still under way"
+            assert node.metric("tideover_peer_bytes_total", direction="out") < 32 << 20
+        assert most - before < 32 << 20
+        assert statistics.median(seconds) < 0.2, "a loop that waits for a reader waits for seconds"
+    finally:
+        node.kill()

@@ -218,11 +218,11 @@ async def test_two_workers_of_two_threads_each_leave_right_bytes_in_blocks_of_th
 
 def test_where_there_is_no_room_nothing_is_written_and_nothing_leaks(daemon: Daemon) -> None:
     writer = attached(daemon, spare=4)
-    ranges = [put(writer, 0, 8, line=1), put(writer, 0, 8, line=2)]
+    ranges = [put(writer, 0, 6, line=1), put(writer, 0, 8, line=2)]
     used = daemon.used
     for line in (1, 3):
         assert writer.write(RequestKey("job", line), 1, PROMPT, 8, raw(line, 8, 9)) is None
-    assert put(writer, 4, 6).blocks == ranges[0].blocks[1:], "what it has is still written"
+    assert put(writer, 6, 8).blocks == ranges[0].blocks[1:], "what it has is still written"
     assert daemon.used == used
     writer.announce(ranges)
     last = put(writer, 8, 9)
@@ -273,11 +273,23 @@ def test_a_request_owned_again_is_written_to_other_blocks(daemon: Daemon) -> Non
 
 def test_rewriting_leaves_the_old_blocks_as_they_are(daemon: Daemon) -> None:
     writer = attached(daemon)
-    first, other = put(writer, 0, 4), put(writer, 0, 4, line=2)
+    first, other = put(writer, 0, 3), put(writer, 0, 3, line=2)
     writer.announce([first, other])
     writer.rewrite([(KEY, 1)])
     assert not set(put(writer, 0, 4).blocks) & set(first.blocks)
-    assert put(writer, 0, 4, line=2).blocks == other.blocks
+    assert put(writer, 3, 4, line=2).blocks == other.blocks
+
+
+def test_a_full_page_is_never_written_again_where_it_lies(daemon: Daemon) -> None:
+    """It may have been evicted, and its block be another's."""
+    writer = attached(daemon)
+    first = put(writer, 2, 10)
+    again = put(writer, 0, 10)
+    assert set(first.blocks) & set(again.blocks) == {first.blocks[-1]}
+    writer.announce([first])
+    writer.announce([again])
+    daemon.commit(KEY, 5)
+    assert {number: data for number, (_, data) in daemon.good(KEY).items()}[1] == raw(1, 4, 8)
 
 
 def test_after_lost_answers_the_same_blocks_are_there(daemon: Daemon) -> None:
