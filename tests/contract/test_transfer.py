@@ -340,7 +340,8 @@ async def test_a_flood_of_connections(pair: Pair, narrow: Node, durable: RedisSt
     used = psutil.Process(narrow.process.pid).num_fds()
     psutil.Process(narrow.process.pid).rlimit(psutil.RLIMIT_NOFILE, (used + 30, used + 30))
     flood = [narrow.say(b"", door) for _ in range(60)]
-    until(lambda: "page_stream_not_accepted" in narrow.log.read_text())
+    until(lambda: not narrow.alive or "page_stream_not_accepted" in narrow.log.read_text())
+    assert narrow.alive
     (result,) = narrow.clients[0].commit([TokenCommit(held.lease.key, held.lease.token, 1, (8,))])
     assert narrow.alive and result.length == 2
     for connection in flood:
@@ -393,7 +394,9 @@ async def test_a_reader_that_sleeps_costs_the_source_nothing(
                 seconds.append(time.monotonic() - began)
                 most = max(most, node.anonymous_bytes())
                 await asyncio.sleep(0.02)
-            assert node.metric(STREAMS, end="served") == 0, "it is still under way"
+            assert node.metric(STREAMS, end="served") == node.metric(STREAMS, end="broken") == 0, (
+                "it is still under way"
+            )
             assert node.metric("tideover_peer_bytes_total", direction="out") < 32 << 20
         assert most - before < 32 << 20
         assert statistics.median(seconds) < 0.2, "a loop that waits for a reader waits for seconds"
