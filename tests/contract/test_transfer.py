@@ -136,7 +136,7 @@ async def test_two_machines_a_dead_worker_and_a_link_that_fails(network: netns.T
         lease = await moved(store, orphan)
         assert restored(target.clients[0], lease, orphan, there) == (orphan.positions, ("peer",))
 
-        network.slow("32mbit")  # 4 MiB take a second
+        network.slow("16mbit")  # 4 MiB take two seconds
         before, second = target.metric("tideover_peer_bytes_total", direction="in"), await moved(store, held)
         fetch = asyncio.create_task(asyncio.to_thread(restored, target.clients[0], second, held, there))
         await asyncio.to_thread(
