@@ -52,6 +52,15 @@ async def serve(options: ClusterOptions, say: Callable[[str], None], ready: Call
             raise
     finally:
         await cluster.stop()
+        if asked.is_set():
+            _deaf()
+
+
+def _deaf() -> None:
+    """All is stopped and this process is on its way out: one more Ctrl-C must not turn its success into a death."""
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def start_detached(options: ClusterOptions, say: Callable[[str], None]) -> ClusterState:
