@@ -14,7 +14,7 @@ from context_daemon import wire
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import bare, identity, verify
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
-from context_daemon.page_table import Shape
+from context_daemon.page_records import Shape
 from context_daemon.rates import PrefillCost
 from context_daemon.records import (
     CommitResult,

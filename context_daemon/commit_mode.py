@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from context_daemon.page_table import Due
+from context_daemon.page_records import Due
 
 GB = 1e9
 

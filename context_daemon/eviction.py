@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from context_daemon.page_table import Entry, Page
+from context_daemon.page_records import Entry, Page
 from context_daemon.records import RequestKey
 
 Victim = tuple[RequestKey, int, int]  # request, page, epoch

@@ -17,8 +17,9 @@ from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, Progress, SlotRange
 from context_daemon.landing import Keep, Landing
 from context_daemon.observability import get_logger
+from context_daemon.page_records import Entry, Held, Shape
 from context_daemon.page_server import PageServer
-from context_daemon.page_table import Entry, Held, PageTable, Shape
+from context_daemon.page_table import PageTable
 from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
 from context_daemon.records import CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit

@@ -12,7 +12,7 @@ import numpy as np
 
 from context_daemon.arena import MappedArena
 from context_daemon.kv_slots import Buffer, identity, seal_as
-from context_daemon.page_table import Shape
+from context_daemon.page_records import Shape
 from context_daemon.records import KVLayout, RequestKey
 from context_daemon.store import StoreUnavailable
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from context_daemon.arena import Arena
+from context_daemon.page_records import Shape
 from context_daemon.page_stream import PageHead
-from context_daemon.page_table import Shape
 from context_daemon.pieces import Piece
 from context_daemon.slabs import Slabs
 

@@ -14,6 +14,7 @@ from context_daemon.arena import Arena
 from context_daemon.fault_points import Point, hit
 from context_daemon.kv_slots import framed_size
 from context_daemon.observability import get_logger
+from context_daemon.page_records import Held, Shape
 from context_daemon.page_stream import (
     LENGTH,
     MAX_REQUEST,
@@ -23,7 +24,7 @@ from context_daemon.page_stream import (
     pack_end,
     send_pages,
 )
-from context_daemon.page_table import Held, PageTable, Shape
+from context_daemon.page_table import PageTable
 
 log = get_logger()
 

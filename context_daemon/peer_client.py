@@ -16,8 +16,8 @@ from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import identity, verify
 from context_daemon.landing import Keep, Landing, Spot
 from context_daemon.observability import get_logger
+from context_daemon.page_records import Shape
 from context_daemon.page_stream import End, PageHead, StreamRequest, pack_request, receive_pages
-from context_daemon.page_table import Shape
 from context_daemon.peer_channels import PeerChannels
 from context_daemon.pieces import Piece
 from context_daemon.records import RequestKey

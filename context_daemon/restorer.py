@@ -14,7 +14,8 @@ from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import identity, verify
 from context_daemon.landing import Keep
 from context_daemon.observability import get_logger
-from context_daemon.page_table import Held, PageTable, Shape
+from context_daemon.page_records import Held, Shape
+from context_daemon.page_table import PageTable
 from context_daemon.pieces import Piece
 from context_daemon.rates import Bandwidth, LinkRate, PredictionError, PrefillCost
 from context_daemon.records import RequestKey, RequestRecord

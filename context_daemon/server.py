@@ -17,7 +17,7 @@ from context_daemon.kv_service import ArenaFull, KVService
 from context_daemon.kv_writer import ArenaGone
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
-from context_daemon.page_table import Entry, Shape
+from context_daemon.page_records import Entry, Shape
 from context_daemon.read_ahead import gathered
 from context_daemon.records import (
     CommitResult,

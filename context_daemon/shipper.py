@@ -16,7 +16,8 @@ from context_daemon.fault_points import Point, hit
 from context_daemon.kv_losses import KVLosses
 from context_daemon.kv_node import KVWriteResult
 from context_daemon.observability import get_logger
-from context_daemon.page_table import Due, PageTable
+from context_daemon.page_records import Due
+from context_daemon.page_table import PageTable
 from context_daemon.records import RequestKey
 from context_daemon.store import SlotWrite, StoreUnavailable
 

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from context_daemon import metrics
 from context_daemon.observability import get_logger
-from context_daemon.page_table import Entry, PageTable
+from context_daemon.page_records import Entry
+from context_daemon.page_table import PageTable
 from context_daemon.records import RequestRecord, RequestState
 from context_daemon.store import ContextStore, StoreUnavailable
 

@@ -21,7 +21,7 @@ from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, available, lease, mark, ra
 from context_daemon.client import ContextClient
 from context_daemon.kv_slots import frame, framed_size, identity
 from context_daemon.kv_writer import ArenaGone, KVWriter, SlotRange
-from context_daemon.page_table import Shape
+from context_daemon.page_records import Shape
 from context_daemon.records import (
     CommitStatus,
     Finish,

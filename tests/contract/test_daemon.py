@@ -23,7 +23,7 @@ from context_daemon.client import ContextClient, NotOwner, UnknownRequest
 from context_daemon.daemon import SERVICE
 from context_daemon.kv_pages import page_key
 from context_daemon.kv_writer import ArenaGone, Attachment, SlotRange
-from context_daemon.page_table import Shape
+from context_daemon.page_records import Shape
 from context_daemon.records import (
     CommitStatus,
     FencingToken,

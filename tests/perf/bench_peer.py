@@ -27,8 +27,9 @@ from context_daemon import wire
 from context_daemon.arena import Arena, slab_bytes
 from context_daemon.kv_slots import identity, seal
 from context_daemon.landing import Landing
+from context_daemon.page_records import Shape
 from context_daemon.page_server import PageServer
-from context_daemon.page_table import PageTable, Shape
+from context_daemon.page_table import PageTable
 from context_daemon.peer_client import PeerClient
 from context_daemon.records import RequestKey
 from context_daemon.slabs import Slabs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_daemon.commit_mode import KVCommit, ShipBudget, ShipPolicy, dearest_first, within
-from context_daemon.page_table import Due, Shape
+from context_daemon.page_records import Due, Shape
 from context_daemon.records import RequestKey
 
 SHAPE = Shape("lay", 84, 16)  # 100 bytes a slot with its frame

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_daemon.eviction import Victim, victims
-from context_daemon.page_table import Entry, Page, Shape
+from context_daemon.page_records import Entry, Page, Shape
 from context_daemon.records import RequestKey
 
 SIZE = 4

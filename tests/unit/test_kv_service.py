@@ -16,7 +16,7 @@ from context_daemon.arena import MIN_BYTES
 from context_daemon.commit_mode import KVCommit, ShipBudget
 from context_daemon.kv_service import KVService
 from context_daemon.kv_writer import Announced, Attachment, SlotRange
-from context_daemon.page_table import Shape
+from context_daemon.page_records import Shape
 from context_daemon.records import CommitResult, CommitStatus, FencingToken, Finish, RequestKey, TokenCommit
 
 SIZE, PROMPT = 4, 6

@@ -16,7 +16,7 @@ from context_daemon.commit_mode import KVCommit, ShipBudget
 from context_daemon.kv_service import KVService
 from context_daemon.kv_slots import Absent, bare, identity, verify
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
-from context_daemon.page_table import Shape
+from context_daemon.page_records import Shape
 from context_daemon.records import (
     CommitResult,
     CommitStatus,

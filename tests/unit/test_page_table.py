@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from context_daemon import page_table
-from context_daemon.page_table import Due, PageTable, Shape
+from context_daemon.page_records import Due, Shape
+from context_daemon.page_table import PageTable
 from context_daemon.records import RequestKey
 
 SIZE, PROMPT, BLOCKS = 4, 6, 60

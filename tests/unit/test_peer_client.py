@@ -20,8 +20,8 @@ from context_daemon.arena import Arena, slab_bytes
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import frame, identity
 from context_daemon.landing import Keep, Landing, Spot
+from context_daemon.page_records import Shape
 from context_daemon.page_stream import HEADER, LENGTH, End, PageHead, StreamRequest, pack_end, send_pages
-from context_daemon.page_table import Shape
 from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
 from context_daemon.records import RequestKey

@@ -9,7 +9,8 @@ import pytest
 
 from context_daemon.kv_slots import frame, identity
 from context_daemon.landing import Keep
-from context_daemon.page_table import Held, PageTable, Shape
+from context_daemon.page_records import Held, Shape
+from context_daemon.page_table import PageTable
 from context_daemon.pieces import Piece
 from context_daemon.rates import Bandwidth, LinkRate, PrefillCost
 from context_daemon.records import (

@@ -14,7 +14,8 @@ from context_daemon.commit_mode import KVCommit, ShipBudget, ShipPolicy
 from context_daemon.kv_service import KVService
 from context_daemon.kv_slots import frame, framed_size, identity
 from context_daemon.kv_writer import SlotRange
-from context_daemon.page_table import PageTable, Shape
+from context_daemon.page_records import Shape
+from context_daemon.page_table import PageTable
 from context_daemon.records import RequestKey
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs

@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from context_daemon.memory_store import MemoryStore
-from context_daemon.page_table import Entry, Page, PageTable, Shape
+from context_daemon.page_records import Entry, Page, Shape
+from context_daemon.page_table import PageTable
 from context_daemon.records import (
     Endpoint,
     FencingToken,
