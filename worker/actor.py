@@ -20,8 +20,9 @@ from context_daemon.store import StoreUnavailable
 from worker.answer import AnswerBuilder
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
-from worker.runtime import RuntimeOptions, WorkerRuntime
+from worker.runtime import WorkerRuntime
 from worker.spec import NAMESPACE, WorkerSpec
+from worker.status import RuntimeOptions, loading_status
 from worker.text import Tokenizer
 
 log = get_logger()
@@ -84,7 +85,11 @@ class InferenceWorker:
         engine = TorchEngine.load(EngineConfig(model=spec.model_path, **spec.engine_args))
         tokenizer = Tokenizer.load(spec.model_path)
         answers = AnswerBuilder(tokenizer, spec.model, engine.layout, engine.plan.spec.eos_token_ids)
-        options = RuntimeOptions(
+        return WorkerRuntime(self._options(), engine, self._client, answers, notify=_notify, die=_die)
+
+    def _options(self) -> RuntimeOptions:
+        spec = self._spec
+        return RuntimeOptions(
             worker_id=spec.worker_id,
             node_id=self._node_id,
             model=spec.model,
@@ -94,30 +99,9 @@ class InferenceWorker:
             metrics_address=self._metrics_address,
             pid=os.getpid(),
         )
-        return WorkerRuntime(options, engine, self._client, answers, notify=_notify, die=_die)
 
     def _beat_while_loading(self) -> None:
-        status = WorkerStatus(
-            worker_id=self._spec.worker_id,
-            node_id=self._node_id,
-            model=self._spec.model,
-            numerics_class="",
-            beat=0,
-            running=0,
-            waiting=0,
-            max_num_seqs=0,
-            pages_used=0,
-            pages_total=0,
-            page_size=16,
-            max_model_len=0,
-            tokens_per_s=0.0,
-            held=(),
-            draining=False,
-            state="loading",
-            layout="",
-            pid=os.getpid(),
-            metrics_address=self._metrics_address,
-        )
+        status = loading_status(self._options())
         while self._loading.is_set():
             try:
                 self._client.heartbeat(status)

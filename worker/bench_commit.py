@@ -42,7 +42,8 @@ from worker.answer import Answer, AnswerBuilder
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import EngineRequest
-from worker.runtime import RuntimeOptions, WorkerRuntime
+from worker.runtime import WorkerRuntime
+from worker.status import RuntimeOptions
 from worker.text import Tokenizer
 
 PROMPT_TOKENS = 32

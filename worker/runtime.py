@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec.structs import replace
 
 from context_daemon.client import ContextClient, NotOwner, Restored
 from context_daemon.kv_writer import KVWriter
@@ -32,6 +33,7 @@ from worker.engine.protocol import Engine, EngineFault
 from worker.ledger import Held, Ledger, Outcome
 from worker.loop import Admission, StepLoop
 from worker.metrics import HANDED_OVER
+from worker.status import RuntimeOptions, engine_status, loading_status
 
 log = get_logger()
 
@@ -40,18 +42,6 @@ _SPARE_BLOCKS = 64  # free blocks of the arena at hand, so that no step waits fo
 _RETRY_S = 0.1
 _SETTLE_S = 2.0  # a dying worker waits so long for commits on their way
 _LAST_WORDS_S = 5.0  # and tries so long to hand back what it holds
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeOptions:
-    worker_id: str
-    node_id: str
-    model: str
-    heartbeat_s: float = 0.25
-    max_commit_lag: int = 64  # tokens of one sequence
-    max_queued_kv_bytes: int = 256 << 20
-    metrics_address: str = ""
-    pid: int = 0
 
 
 class WorkerRuntime:
@@ -198,33 +188,18 @@ class WorkerRuntime:
 
     # -- heartbeat --------------------------------------------------------------------------------------------------
     def status(self) -> WorkerStatus:
-        capacity = self._engine.capacity
         with self._admitting_lock:
             admitting = {lease.key: lease.token for lease in self._admitting.values()}
         held = {item.key: item.token for item in self._ledger.all()} | admitting
         draining = self._terminating() is not None
-        state = "ready" if not draining else ("draining" if held else "drained")
-        layout = self._engine.layout
-        return WorkerStatus(
-            worker_id=self._options.worker_id,
-            node_id=self._options.node_id,
-            model=self._options.model,
-            numerics_class=layout.numerics_class,
+        return replace(
+            engine_status(loading_status(self._options), self._engine),
+            state="ready" if not draining else ("draining" if held else "drained"),
+            draining=draining,
             beat=self._loop.beat,
-            running=capacity.running,
-            waiting=capacity.waiting + len(admitting),
-            max_num_seqs=capacity.max_num_seqs,
-            pages_used=capacity.pages_used,
-            pages_total=capacity.pages_total,
-            page_size=layout.page_size,
-            max_model_len=capacity.max_model_len,
+            waiting=self._engine.capacity.waiting + len(admitting),
             tokens_per_s=round(self._loop.tokens_per_s(), 2),
             held=tuple((k.job_id, k.line, k.choice, t.epoch) for k, t in held.items()),
-            draining=draining,
-            state=state,
-            layout=layout.fingerprint,
-            pid=self._options.pid,
-            metrics_address=self._options.metrics_address,
         )
 
     def _beat(self) -> None:

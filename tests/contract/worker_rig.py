@@ -35,7 +35,8 @@ from worker.answer import AnswerBuilder
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import Engine, StepOutput
-from worker.runtime import RuntimeOptions, WorkerRuntime
+from worker.runtime import WorkerRuntime
+from worker.status import RuntimeOptions
 from worker.text import Tokenizer
 
 T = TypeVar("T")
