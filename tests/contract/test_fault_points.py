@@ -12,7 +12,7 @@ from context_daemon.client import ContextClient
 from context_daemon.fault_points import Fault, Point, parse
 from context_daemon.records import InterruptionCause, Notice, NoticeKind, RequestSpec
 from orchestrator.verify import compare
-from tests.contract.worker_rig import PROMPTS, Rig, spec, until
+from tests.contract.worker_rig import PROMPTS, Rig, until
 from tests.unit.tiny_model import write_tiny_model
 
 COUNT = len(PROMPTS)
@@ -27,17 +27,12 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def specs(rig: Rig) -> list[RequestSpec]:
-    return [spec(line, prompt, rig.tokenizer) for line, prompt in enumerate(PROMPTS, 1)]
+    return rig.specs()
 
 
 @pytest.fixture(scope="module")
 def reference(rig: Rig, specs: list[RequestSpec]) -> list[bytes]:
-    worker = rig.worker("reference", "n2")
-    rig.submit("reference", specs)
-    rig.lease_all("reference", worker)
-    lines = rig.results("reference", COUNT)
-    rig.retire(worker)
-    return lines
+    return rig.undisturbed("reference", specs, "n2")
 
 
 def armed(rig: Rig, fault: str) -> None:

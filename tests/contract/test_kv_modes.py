@@ -11,7 +11,7 @@ import pytest
 from context_daemon.client import ContextClient
 from context_daemon.records import Interruption, Notice, NoticeKind, RequestSpec
 from orchestrator.verify import compare
-from tests.contract.worker_rig import PROMPTS, Rig, Worker, spec, until
+from tests.contract.worker_rig import PROMPTS, Rig, Worker, until
 from tests.unit.tiny_model import write_tiny_model
 
 COUNT = len(PROMPTS)
@@ -31,17 +31,12 @@ def mode(rig: Rig) -> str:
 
 @pytest.fixture(scope="module")
 def specs(rig: Rig) -> list[RequestSpec]:
-    return [spec(line, prompt, rig.tokenizer) for line, prompt in enumerate(PROMPTS, 1)]
+    return rig.specs()
 
 
 @pytest.fixture(scope="module")
 def reference(rig: Rig, specs: list[RequestSpec]) -> list[bytes]:
-    worker = rig.worker("reference", "n1")
-    rig.submit("reference", specs)
-    rig.lease_all("reference", worker)
-    lines = rig.results("reference", COUNT)
-    rig.retire(worker)
-    return lines
+    return rig.undisturbed("reference", specs, "n1")
 
 
 def crashed(rig: Rig, job_id: str, specs: list[RequestSpec]) -> None:

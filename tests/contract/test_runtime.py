@@ -41,16 +41,12 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def specs(rig: Rig) -> list[RequestSpec]:
-    return [spec(line, prompt, rig.tokenizer) for line, prompt in enumerate(PROMPTS, 1)]
+    return rig.specs()
 
 
 @pytest.fixture(scope="module")
 def reference(rig: Rig, specs: list[RequestSpec]) -> list[bytes]:
-    worker = rig.worker("reference", "n1")
-    rig.submit("reference", specs)
-    rig.lease_all("reference", worker)
-    lines = rig.results("reference", COUNT)
-    rig.retire(worker)
+    lines = rig.undisturbed("reference", specs)
     assert {len(json.loads(line)["response"]["body"]["choices"]) for line in lines} == {1}
     return lines
 
@@ -58,17 +54,12 @@ def reference(rig: Rig, specs: list[RequestSpec]) -> list[bytes]:
 @pytest.fixture(scope="module")
 def long(rig: Rig) -> list[RequestSpec]:
     """At the paced engine's step time, long enough that a drain of seconds falls into the middle of it."""
-    return [spec(line, prompt, rig.tokenizer, max_tokens=450) for line, prompt in enumerate(PROMPTS, 1)]
+    return rig.specs(max_tokens=450)
 
 
 @pytest.fixture(scope="module")
 def long_reference(rig: Rig, long: list[RequestSpec]) -> list[bytes]:
-    worker = rig.worker("long-reference", "n2")
-    rig.submit("long-reference", long)
-    rig.lease_all("long-reference", worker)
-    lines = rig.results("long-reference", COUNT)
-    rig.retire(worker)
-    return lines
+    return rig.undisturbed("long-reference", long, "n2")
 
 
 def started(rig: Rig, job_id: str, specs: list[RequestSpec], tokens: int, node: str = "n1", **engine: int) -> Worker:

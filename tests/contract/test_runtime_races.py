@@ -42,7 +42,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def specs(rig: Rig) -> list[RequestSpec]:
-    return [spec(line, prompt, rig.tokenizer) for line, prompt in enumerate(PROMPTS, 1)]
+    return rig.specs()
 
 
 @pytest.fixture(scope="module")

@@ -168,6 +168,19 @@ class Rig:
 
         self.store(create)
 
+    def specs(self, **changes: Any) -> list[RequestSpec]:
+        """One request for each of PROMPTS."""
+        return [spec(line, prompt, self.tokenizer, **changes) for line, prompt in enumerate(PROMPTS, 1)]
+
+    def undisturbed(self, job_id: str, specs: Sequence[RequestSpec], node: str = "n1") -> list[bytes]:
+        """The lines of a job that one worker answers from its start to its end."""
+        worker = self.worker(job_id, node)
+        self.submit(job_id, specs)
+        self.lease_all(job_id, worker)
+        lines = self.results(job_id, len(specs))
+        self.retire(worker)
+        return lines
+
     def lease_all(self, job_id: str, worker: Worker) -> list[Lease]:
         """Everything READY goes to `worker`, and the worker is told."""
 
