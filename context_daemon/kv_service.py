@@ -68,7 +68,8 @@ class KVService:
         self.table = PageTable(self._slabs.give, time.monotonic)
         self.shipper = Shipper(self.table, self.arena, kv, ShipPolicy(budget, time.monotonic()), noticed)
         self.page_server = PageServer(self.table, self.arena, max_peer_streams)
-        self.peers = PeerClient(Landing(self.arena, self._slabs))
+        self._landing = Landing(self.arena, self._slabs)
+        self.peers = PeerClient(self._landing)
         self.restorer = Restorer(self.table, self._lend, kv, self.peers, probed_links(self.arena), here)
         self._attached: dict[int, _Attached] = {}
         self._attachments = 0
@@ -219,7 +220,10 @@ class KVService:
         is one; as bytes where nothing can be borrowed."""
         async with self.borrowing() as own, aclosing(self.restorer.pages(wish, borrowed or own)) as pieces:
             async for piece in pieces:
-                yield self._placed(piece, wish.shape, borrowed) if borrowed else self._copied(piece, wish.shape)
+                if not borrowed:
+                    yield self._copied(piece, wish.shape)
+                else:
+                    yield self._landing.place(piece, wish.shape, borrowed) if piece.data else piece
 
     def _lend(self, held: Held, keep: Keep) -> Piece:
         self.table.pin(held.block)
@@ -231,16 +235,6 @@ class KVService:
             return piece
         data = bytes(self.arena.view[piece.block : piece.block + piece.slots * shape.row_bytes])
         return msgspec.structs.replace(piece, data=data)
-
-    def _placed(self, piece: Piece, shape: Shape, keep: Keep) -> Piece:
-        if not piece.data:
-            return piece
-        blocks = self._slabs.take(shape.block_bytes, 1)
-        if not blocks:
-            return piece
-        self.arena.view[blocks[0] : blocks[0] + len(piece.data)] = piece.data
-        keep(lambda: self._slabs.give(blocks[0]))
-        return msgspec.structs.replace(piece, block=blocks[0], data=b"")
 
 
 def _started(pid: int) -> float:

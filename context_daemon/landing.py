@@ -49,3 +49,12 @@ class Landing:
         spot.view.release()
         keep(lambda: self._slabs.give(block))
         return Piece(head.page, head.epoch, slots, source, block=block)
+
+    def place(self, piece: Piece, shape: Shape, keep: Keep) -> Piece:
+        """A page that came as bytes, in a block; as it is when there is none."""
+        (spot,) = self.take(shape, 1)
+        if spot.block is None:
+            return piece
+        spot.view[: len(piece.data)] = piece.data
+        head = PageHead(piece.number, piece.epoch, piece.slots)
+        return self.landed(spot, shape, head, piece.slots, piece.source, keep)

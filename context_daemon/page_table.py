@@ -151,14 +151,6 @@ class PageTable:
             self._release(page.block)
 
     # -- restores ---------------------------------------------------------------------------------------------------
-    def held(self, key: RequestKey, layout: str) -> dict[int, Held]:
-        """The pages that count, by number: of each, the epoch that reaches furthest."""
-        entry = self._entries.get(key)
-        if entry is None or entry.shape.layout != layout:
-            return {}
-        found = {number: self._longest(entry, number) for number in entry.pages}
-        return {number: held for number, held in found.items() if held is not None}
-
     def held_page(self, key: RequestKey, layout: str, number: int) -> Held | None:
         entry = self._entries.get(key)
         return self._longest(entry, number) if entry is not None and entry.shape.layout == layout else None
