@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rich.console import Console
 from orchestrator.cli import live
 from orchestrator.client import TideoverClient, TideoverError
 from orchestrator.demo.director import Director, Faults
+from orchestrator.demo.lasting import longer, next_factor
 from orchestrator.demo.report import print_verdict, recovery_table
 from orchestrator.fleet.statefile import read_cluster
 from orchestrator.verify import Verdict, compare
@@ -24,6 +26,7 @@ from protos import jobs_pb2
 
 _START_TIMEOUT_S = 120.0
 _WORKERS = 2
+_LASTS_S = 35.0  # of the undisturbed run: a replacement needs half of it to come up
 
 
 class DemoFailed(Exception):
@@ -62,10 +65,9 @@ class _Clock:
 def run_demo(file: Path, output: Path, deadline_s: float, console: Console) -> DemoReport:
     """Run all scenes. Whatever happens, the cluster is taken down before this returns or raises."""
     clock = _Clock()
-    with _cluster(console, clock) as client:
+    with tempfile.TemporaryDirectory(prefix="tideover-demo-") as folder, _cluster(console, clock) as client:
         console.rule("the batch on an undisturbed cluster")
-        with clock.scene("undisturbed"):
-            reference, tokens = _run(client, file, console)
+        file, reference, tokens = _undisturbed(client, file, Path(folder), clock, console)
         console.rule("the same batch, and two machines taken away")
         with clock.scene("disturbed"):
             disturbed, director, job_id = _run_disturbed(client, file, tokens, deadline_s, console)
@@ -94,6 +96,25 @@ def _insist_on_faults(director: Director, rows: Sequence[jobs_pb2.Interruption])
         raise DemoFailed(
             "the job was done before both machines could be taken away; give it a longer batch with --file"
         )
+
+
+def _undisturbed(
+    client: TideoverClient, file: Path, folder: Path, clock: _Clock, console: Console
+) -> tuple[Path, list[jobs_pb2.StreamResultsResponse], int]:
+    """The batch that both runs answer, its lines undisturbed, and their tokens. Made longer until it lasts long enough for a
+    notice, a replacement and a loss to come one after another in its middle."""
+    factor, batch = 1, file
+    while True:
+        with clock.scene("undisturbed"):
+            lines, tokens = _run(client, batch, console)
+        more = next_factor(factor, clock.seconds["undisturbed"], _LASTS_S)
+        if more == factor:
+            return batch, lines, tokens
+        console.print(
+            f"that took {clock.seconds['undisturbed']:.0f} s: answers are made {more} times as long, so that both machines "
+            "can be taken away in the middle"
+        )
+        factor, batch = more, longer(file, more, folder)
 
 
 def _run(client: TideoverClient, file: Path, console: Console) -> tuple[list[jobs_pb2.StreamResultsResponse], int]:

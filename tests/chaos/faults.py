@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from context_daemon.records import InterruptionCause
 from orchestrator.client import TideoverClient
+from orchestrator.demo.lasting import longer, next_factor
 from orchestrator.verify import Verdict, compare
 from protos import jobs_pb2
 
@@ -58,21 +57,15 @@ class Reference:
 
 def undisturbed(client: TideoverClient, file: Path, folder: Path) -> Reference:
     """The job's undisturbed run, with its answers made longer until it lasts: a fault must meet work in its middle."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for factor in (1, 2, 4, 8, 16):
-        longer = folder / f"{file.stem}-{factor}.jsonl"
-        longer.write_text("".join(json.dumps(_longer(line, factor)) + "\n" for line in lines))
+    factor, job = 1, file
+    while True:
         begin = time.monotonic()
-        job_id, answers = run_job(client, longer, f"reference-{factor}")
+        job_id, answers = run_job(client, job, f"reference-{factor}")
         seconds = time.monotonic() - begin
-        if seconds >= LASTS_S:
-            break
-    return Reference(longer, answers, client.get_job(job_id).output_tokens, seconds)
-
-
-def _longer(line: dict[str, Any], factor: int) -> dict[str, Any]:
-    body = line["body"]
-    return {**line, "body": {**body, "max_tokens": body["max_tokens"] * factor}}
+        more = next_factor(factor, seconds, LASTS_S)
+        if more == factor:
+            return Reference(job, answers, client.get_job(job_id).output_tokens, seconds)
+        factor, job = more, longer(file, more, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The demo's promise to leave nothing behind, also when it is interrupted."""
+"""The demo's promises: both machines are taken away, the answers are the same, and nothing is left behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -49,3 +50,19 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert not Path(scope.runtime_dir).exists(), "sockets and Ray's files lie there"
     assert set(Path("/dev/shm").iterdir()) <= shared_memory
     assert not (tmp_path / "output.jsonl").exists()
+
+
+@pytest.mark.timeout(600)
+def test_the_whole_story_with_both_machines_taken_away(tmp_path: Path) -> None:
+    batch = Path(__file__).parent.parent / "chaos" / "faults.jsonl"
+    command = [sys.executable, "-m", "orchestrator.cli", "demo", "--json", "--file", str(batch)]
+    command += ["-o", str(tmp_path / "output.jsonl")]
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    report = json.loads(done.stdout)
+    lines = batch.read_text().count("\n")
+    assert report["verdict"]["ok"] and report["verdict"]["equal"] == lines
+    assert report["faults"]["noticed"] and report["faults"]["killed"]
+    assert "notice" in {row["cause"] for row in report["interruptions"]}
+    assert len((tmp_path / "output.jsonl").read_text().splitlines()) == lines
