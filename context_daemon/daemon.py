@@ -16,12 +16,15 @@ from context_daemon.arena import MIN_BYTES
 from context_daemon.commit_mode import KVCommit, ShipBudget
 from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_service import KVService
+from context_daemon.nic import nic_bytes_per_s
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
 from context_daemon.records import NoticeKind
 from context_daemon.redis_store import RedisStore
 from context_daemon.server import ContextServer
 from context_daemon.sweeper import Sweeper
+from context_daemon.traffic import Tariff
+from context_daemon.traffic_gauges import TrafficGauges
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import add_ContextServiceServicer_to_server
 
@@ -49,7 +52,15 @@ class DaemonConfig:
     kv_commit: KVCommit = KVCommit.STORE
     kv_bandwidth: float = math.inf  # bytes/s that `auto` may ship
     kv_cost_budget: float = math.inf  # money an hour that `auto` may cost
-    kv_price_per_gb: float = 0.0
+    kv_price_per_gb: float | None = None  # None: free, as far as `auto` goes, and not shown
+    peer_price_per_gb: float | None = None
+    instance_price: float | None = None  # an hour
+    nic_bandwidth: float | None = None  # bytes/s in each direction; None: what the kernel says
+
+    @property
+    def tariff(self) -> Tariff:
+        nic = nic_bytes_per_s() if self.nic_bandwidth is None else self.nic_bandwidth
+        return Tariff(self.kv_price_per_gb, self.peer_price_per_gb, self.instance_price, nic)
 
 
 class ContextDaemon:
@@ -62,7 +73,8 @@ class ContextDaemon:
         self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
         self._kv = KVCluster(config.kv_urls, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
-        budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb)
+        budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb or 0.0)
+        self.traffic = TrafficGauges(config.tariff)
         here = config.advertise or config.listen
         self._pages = KVService(
             self._kv,
@@ -114,6 +126,7 @@ class ContextDaemon:
             self._pages.shipper.run(),
             self._pages.page_server.run(),
             self._sweeper.run(),
+            self.traffic.run(),
         )
         self._background = [asyncio.create_task(item) for item in work]
         self._log.info("listening", listen=self._config.listen, port=port)

@@ -30,6 +30,15 @@ RESTORE_ERROR = Gauge("tideover_restore_prediction_factor", "By what factor pred
 SWEPT = Counter(
     "tideover_swept_requests_total", "Requests whose pages were let go because the store says they are over"
 )
+KV_TRAFFIC = Gauge(
+    "tideover_kv_traffic_bytes_per_second", "KV to and from store and peers, over a minute", ["place", "direction"]
+)
+KV_NIC_SHARE = Gauge(
+    "tideover_kv_nic_share", "KV traffic over the interface's bandwidth; absent if unknown", ["place", "direction"]
+)
+MONEY_PER_HOUR = Gauge(
+    "tideover_money_per_hour", "Of KV to store and peers over a minute, and of the instance, where priced", ["what"]
+)
 PEER_STREAMS = Counter(
     "tideover_peer_streams_total", "Page streams to other nodes by end (served, busy, refused, broken)", ["end"]
 )

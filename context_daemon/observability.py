@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
-__all__ = ["Counter", "Gauge", "Histogram", "bind", "configure_logging", "get_logger", "serve_metrics"]
+__all__ = ["Counter", "Gauge", "Histogram", "bind", "configure_logging", "get_logger", "reading", "serve_metrics"]
 
 LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -40,6 +40,13 @@ def bind(**values: str | int) -> None:
 def get_logger(**bound: str | int) -> Any:
     """A logger: `.info("event", key=value)`. Bound values come with each of its lines, in any thread."""
     return structlog.get_logger(**bound)
+
+
+def reading(counter: Counter) -> float:
+    """What a counter without labels, or one of its children, stands at."""
+    return next(
+        sample.value for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")
+    )
 
 
 def serve_metrics(host: str, port: int) -> int:

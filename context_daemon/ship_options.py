@@ -26,8 +26,22 @@ _OPTIONS = (
         help="auto: money an hour that each machine's KV traffic may cost; no bound by default.",
     ),
     click.option(
-        "--kv-price-per-gb", type=float, default=0.0, show_default=True,
-        help="auto: price of a GB to the KV store; 0 within a zone.",
+        "--kv-price-per-gb", type=float,
+        help="Price of a GB to or from the KV store: for auto's budget and for the metrics. On AWS 0 within a zone and 0.02 "
+        "across zones; free by default, and then not shown.",
+    ),
+    click.option(
+        "--peer-price-per-gb", type=float,
+        help="Price of a GB to another machine, for the metrics; by default not shown.",
+    ),
+    click.option(
+        "--instance-price", type=float,
+        help="Price of a machine an hour, shown in the metrics beside that of its KV; by default not shown.",
+    ),
+    click.option(
+        "--nic-bandwidth", type=ByteCount(per_second=True),
+        help="Bytes/s of each machine's network in one direction, as in 1.25GB for 10 Gbit/s, for the metrics; by default "
+        "what the kernel says, if it does.",
     ),
     click.option(
         "--arena-bytes", type=ByteCount(), default=0,
@@ -37,7 +51,8 @@ _OPTIONS = (
 
 
 def ship_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`kv_commit`, `kv_bandwidth` and `kv_cost_budget` (None: no bound), `kv_price_per_gb`, `arena_bytes` (0: default)."""
+    """`kv_commit`, `kv_bandwidth` and `kv_cost_budget` (None: no bound), `kv_price_per_gb`, `peer_price_per_gb`,
+    `instance_price` and `nic_bandwidth` (None: not known), `arena_bytes` (0: default)."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -30,7 +30,17 @@ _ENGINE_FLAGS = (
     "batch_invariant",
 )
 
-_KV_FLAGS = ("kv_servers", "kv_commit", "kv_bandwidth", "kv_cost_budget", "kv_price_per_gb", "arena_bytes")
+_KV_FLAGS = (
+    "kv_servers",
+    "kv_commit",
+    "kv_bandwidth",
+    "kv_cost_budget",
+    "kv_price_per_gb",
+    "peer_price_per_gb",
+    "instance_price",
+    "nic_bandwidth",
+    "arena_bytes",
+)
 
 name_option = click.option(
     "--name",

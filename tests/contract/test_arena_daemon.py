@@ -76,7 +76,7 @@ class Node:
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=10) as answer:
-            found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+            found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
         assert found is not None, name
         return float(found[1])
 
@@ -245,6 +245,22 @@ async def test_what_leaves_the_node_before_and_after_a_notice(
         assert node.stored_bytes() == 0
     else:
         until(lambda: node.stored_bytes() == whole)
+
+
+async def test_what_its_kv_costs_is_shown_and_what_is_not_known_is_not(node: Node, store: RedisStore) -> None:
+    client = node.start("--kv-price-per-gb", "1000000", "--instance-price", "1.5", "--nic-bandwidth", "1MB")
+    await start_job(store)
+    owner, pages = await lease(store, 1, "w1"), Pages(client)
+    for start in range(0, 400, 40):
+        pages.put(owner, start, start + 40)
+    pages.stored(owner, 400)
+    out = '{direction="out",place="store"}'
+    until(lambda: node.metric(f"tideover_kv_traffic_bytes_per_second{out}") > 0)
+    until(lambda: node.metric(f"tideover_kv_nic_share{out}") > 0)
+    assert node.metric('tideover_money_per_hour{what="store"}') > 0
+    assert node.metric('tideover_money_per_hour{what="instance"}') == 1.5
+    with pytest.raises(AssertionError):
+        node.metric('tideover_money_per_hour{what="peer"}')
 
 
 async def test_a_daemon_ends_in_order_while_its_kv_store_hangs(node: Node, store: RedisStore) -> None:

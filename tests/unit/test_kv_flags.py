@@ -69,7 +69,9 @@ def test_a_daemon_is_told_what_was_asked_for_and_all_kv_servers() -> None:
     text = " ".join(argv)
     assert "--kv-url redis://k:1/0 --kv-url redis://k:2/0" in text
     assert "--kv-commit auto --kv-bandwidth 200000000 --kv-cost-budget 1.5 --kv-price-per-gb 0.01" in text
-    assert "--kv-bandwidth" not in daemon_flags() and "--arena-bytes" not in daemon_flags()
+    priced = " ".join(daemon_flags(kv_price_per_gb=0.0, peer_price_per_gb=0.5, instance_price=2.0, nic_bandwidth=10**9))
+    assert "--kv-price-per-gb 0.0 --peer-price-per-gb 0.5 --instance-price 2.0 --nic-bandwidth 1000000000" in priced
+    assert not {"--kv-bandwidth", "--arena-bytes", "--kv-price-per-gb", "--nic-bandwidth"} & set(daemon_flags())
 
 
 def test_the_daemon_takes_what_it_is_told() -> None:
@@ -107,6 +109,8 @@ def test_a_daemon_refuses_to_start_with_what_it_cannot_mean(flags: list[str], sa
         (["--kv-commit", "auto", "--kv-cost-budget", "2"], "give --kv-price-per-gb"),
         (["--kv-commit", "auto", "--kv-cost-budget", "-2", "--kv-price-per-gb", "1"], "--kv-cost-budget -2"),
         (["--kv-bandwidth", "200MB"], "this is --kv-commit store"),
+        (["--instance-price", "-1"], "--instance-price -1"),
+        (["--nic-bandwidth", "0"], "--nic-bandwidth 0"),
         (["--kv-servers", "0"], "1<=x<=16"),
         (["--arena-bytes", "1KB"], "at least 1048576"),
         (["--arena-bytes", "900TB"], "this machine has"),

@@ -57,7 +57,7 @@ def check_not_running(name: str) -> None:
 def check_kv(options: ClusterOptions) -> None:
     """Commit mode, budgets, arena and number of KV servers: whatever a context daemon would refuse to start with."""
     try:
-        _ = options.ship_budget
+        _ = options.ship_budget, options.tariff
     except ValueError as error:
         raise PreflightError(str(error)) from error
     if not 1 <= options.kv_servers <= MAX_KV_SERVERS:

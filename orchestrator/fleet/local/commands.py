@@ -103,7 +103,10 @@ def _kv_flags(options: ClusterOptions) -> tuple[str, ...]:
         "--kv-commit": str(options.kv_commit),
         "--kv-bandwidth": options.kv_bandwidth,
         "--kv-cost-budget": options.kv_cost_budget,
-        "--kv-price-per-gb": options.kv_price_per_gb or None,
+        "--kv-price-per-gb": options.kv_price_per_gb,
+        "--peer-price-per-gb": options.peer_price_per_gb,
+        "--instance-price": options.instance_price,
+        "--nic-bandwidth": options.nic_bandwidth,
         "--arena-bytes": options.arena_bytes or None,
     }
     return tuple(part for flag, value in asked.items() if value is not None for part in (flag, str(value)))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from context_daemon.commit_mode import KVCommit, ShipBudget
+from context_daemon.traffic import Tariff
 
 DEFAULT_PORT = 7450
 RESOURCE = "tideover_worker"
@@ -43,7 +44,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_commit: KVCommit = KVCommit.STORE
     kv_bandwidth: int | None = None  # bytes/s of each machine, with auto; None: no bound
     kv_cost_budget: float | None = None  # money an hour of each machine, with auto; None: no bound
-    kv_price_per_gb: float = 0.0
+    kv_price_per_gb: float | None = None
+    peer_price_per_gb: float | None = None
+    instance_price: float | None = None  # an hour
+    nic_bandwidth: int | None = None  # bytes/s of each machine; None: the kernel's word
     arena_bytes: int = 0  # shared memory for KV of each machine; 0: the context daemon's default
     object_store_memory: int = 80_000_000  # bytes of Ray's object store per node; little goes through it
     poll_interval_s: float = 0.25  # of the notice watchers
@@ -59,8 +63,13 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.kv_commit,
             math.inf if self.kv_bandwidth is None else self.kv_bandwidth,
             math.inf if self.kv_cost_budget is None else self.kv_cost_budget,
-            self.kv_price_per_gb,
+            self.kv_price_per_gb or 0.0,
         )
+
+    @property
+    def tariff(self) -> Tariff:
+        """What the context daemons will count by. Raises ValueError for a price that is none."""
+        return Tariff(self.kv_price_per_gb, self.peer_price_per_gb, self.instance_price, self.nic_bandwidth)
 
     @property
     def kv_ports(self) -> dict[str, int]:
