@@ -13,12 +13,15 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from grpc_reflection.v1alpha import reflection
 
 from context_daemon.arena import MIN_BYTES
+from context_daemon.collector import Collector
 from context_daemon.commit_mode import KVCommit, ShipBudget
 from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_service import KVService
 from context_daemon.nic import nic_bytes_per_s
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
+from context_daemon.operator_calls import Operator
+from context_daemon.page_drop import PageDrop
 from context_daemon.records import NoticeKind
 from context_daemon.redis_store import RedisStore
 from context_daemon.server import ContextServer
@@ -84,11 +87,14 @@ class ContextDaemon:
             noticed=self._going,
             max_peer_streams=config.max_peer_streams,
         )
+        drop = PageDrop(self._store, self._kv, self._pages)
+        collector = Collector(self._pages.table, self._store, self._kv, self._pages.reap)
         self._service = ContextServer(
             self._store,
-            self._kv,
             self._pages,
             self._board,
+            drop,
+            Operator(config.node_id, self._pages, self._kv, collector, self.traffic.figures),
             node_id=config.node_id,
             address=here,
             worker_ttl_s=config.worker_ttl_s,
@@ -96,7 +102,7 @@ class ContextDaemon:
         limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
         # Two daemons on one port would each get half the commits: refuse instead.
         self._server = grpc.aio.server(options=[*limits, ("grpc.so_reuseport", 0)])
-        self._sweeper = Sweeper(self._pages.table, self._store, here)
+        self._sweeper = Sweeper(self._pages.table, self._store, here, drop, self._pages.reap)
         self._background: list[asyncio.Task[None]] = []
 
     def _notice_error(self, error: str) -> None:

@@ -41,7 +41,7 @@ META_PATTERN = "to:{*}:meta"
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
-def _job(job_id: str) -> str:
+def checked_job(job_id: str) -> str:
     """The id, checked: braces or colons in it would move the job's keys to another slot."""
     if not _JOB_ID.fullmatch(job_id):
         raise ValueError(f"job id {job_id!r}: use 1 to 128 letters, digits, '_', '.' or '-'")
@@ -49,7 +49,7 @@ def _job(job_id: str) -> str:
 
 
 def meta(job_id: str) -> str:
-    return f"to:{{{_job(job_id)}}}:meta"
+    return f"to:{{{checked_job(job_id)}}}:meta"
 
 
 def job_of_meta(key: str) -> str:
@@ -57,11 +57,11 @@ def job_of_meta(key: str) -> str:
 
 
 def results(job_id: str) -> str:
-    return f"to:{{{_job(job_id)}}}:results"
+    return f"to:{{{checked_job(job_id)}}}:results"
 
 
 def interruptions(job_id: str) -> str:
-    return f"to:{{{_job(job_id)}}}:intr"
+    return f"to:{{{checked_job(job_id)}}}:intr"
 
 
 def request_id(value: str) -> str:

@@ -27,7 +27,7 @@ from context_daemon.kv_urls import server_names
 from context_daemon.read_ahead import read_ahead
 from context_daemon.records import RequestKey
 from context_daemon.redis_kv import RedisKV
-from context_daemon.store import KVStore, SlotWrite, StoreUnavailable
+from context_daemon.store import KVStore, SlotWrite, StoredPage, StoreUnavailable
 
 
 class KVCluster:
@@ -135,6 +135,22 @@ class KVCluster:
 
     async def delete_request(self, key: RequestKey, epochs: Sequence[int], layout: str, pages: int) -> None:
         await self._nodes[self.server_of(key)].delete(key, epochs, layout, pages)
+
+    async def list_pages(self, job_id: str = "") -> AsyncGenerator[list[StoredPage], None]:
+        away: list[str] = []
+        for node in self._nodes.values():
+            try:
+                async with aclosing(node.list_pages(job_id)) as found:
+                    async for pages in found:
+                        yield pages
+            except StoreUnavailable as error:
+                away.append(str(error))
+        if away:
+            raise StoreUnavailable("; ".join(away))
+
+    async def delete_pages(self, pages: Sequence[StoredPage]) -> int:
+        """On every server: where a server was added or taken away since, a page may lie where nobody looks for it."""
+        return sum(await asyncio.gather(*(node.delete_pages(pages) for node in self._nodes.values())))
 
     async def close(self) -> None:
         await asyncio.gather(*(node.close() for node in self._nodes.values()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -11,7 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from context_daemon.records import RequestKey
 from context_daemon.redis_kv import RedisKV
-from context_daemon.store import SlotWrite, StoreUnavailable
+from context_daemon.store import SlotWrite, StoredPage, StoreUnavailable
 
 PAUSE_S = 5.0
 P = ParamSpec("P")
@@ -47,6 +48,15 @@ class KVNode:
 
     async def delete(self, key: RequestKey, epochs: Sequence[int], layout: str, pages: int) -> None:
         await self._call(self._kv.delete_request, key, epochs, layout, pages)
+
+    async def list_pages(self, job_id: str) -> AsyncGenerator[list[StoredPage], None]:
+        """Not bounded by the pauses of the others' calls: whoever lists waits."""
+        async with aclosing(self._kv.list_pages(job_id)) as found:
+            async for pages in found:
+                yield pages
+
+    async def delete_pages(self, pages: Sequence[StoredPage]) -> int:
+        return await self._call(self._kv.delete_pages, pages)
 
     async def generation(self) -> str:
         return await self._call(self._kv.generation)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from context_daemon import keys
 from context_daemon.kv_slots import framed_size
 from context_daemon.records import RequestKey
-from context_daemon.store import SlotWrite
+from context_daemon.store import SlotWrite, StoredPage
 
 
 class PagePart(msgspec.Struct, frozen=True):
@@ -38,3 +39,21 @@ def page_parts(write: SlotWrite) -> Iterator[PagePart]:
 
 def page_key(layout: str, key: RequestKey, epoch: int, page: int) -> str:
     return f"kv:{layout}:{key.job_id}:{key.line}.{key.choice}:{epoch}:{page}"
+
+
+def parse_page_key(name: str, size: int = 0) -> StoredPage | None:
+    """None for what is no page's name."""
+    parts = name.split(":")
+    if len(parts) != 6 or parts[0] != "kv":
+        return None
+    try:
+        return StoredPage(
+            keys.parse_rid(keys.checked_job(parts[2]), parts[3]), parts[1], int(parts[4]), int(parts[5]), size
+        )
+    except ValueError:
+        return None
+
+
+def pages_pattern(job_id: str) -> str:
+    """Of the names of a job's pages; "" stands for all jobs. Raises ValueError for what is no job id."""
+    return f"kv:*:{keys.checked_job(job_id) if job_id else '*'}:*"

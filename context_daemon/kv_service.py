@@ -79,10 +79,16 @@ class KVService:
         await self.peers.close()
         self.arena.close()
 
+    @property
+    def used_bytes(self) -> int:
+        """Of the arena: granted to workers, or holding pages."""
+        return self._slabs.used_bytes
+
     # -- a worker writes --------------------------------------------------------------------------------------------
     def attach(self, shape: Shape, pid: int, want: int, writer: str = "") -> Attachment:
         """Raises ArenaFull when pages of this layout do not fit at all."""
-        self._reap(writer)
+        former = [one for one in self._attached.values() if not _lives(one) or (writer and one.writer == writer)]
+        self._take_back(former)
         if self._slabs.blocks_of(shape.block_bytes) < _GRANT_SHARE:
             raise ArenaFull(
                 f"pages of {shape.block_bytes} bytes do not fit the arena of {self.arena.total_bytes}: "
@@ -94,15 +100,20 @@ class KVService:
         log.info("arena_attached", attachment=attached.number, pid=pid, layout=shape.layout, blocks=len(granted))
         return Attachment(self.arena.arena_id, self.arena.path, self.arena.total_bytes, attached.number, granted)
 
-    def _reap(self, writer: str) -> None:
-        """Take back what was granted to processes that are gone, and to this writer before."""
-        for number, attached in list(self._attached.items()):
-            alive = attached.started > 0 and _started(attached.pid) == attached.started
-            if not alive or (writer and attached.writer == writer):
+    def reap(self, dry_run: bool = False) -> int:
+        """Take back what was granted to processes that are gone. Returns how many blocks that are."""
+        return self._take_back([one for one in self._attached.values() if not _lives(one)], dry_run)
+
+    def _take_back(self, gone: Iterable[_Attached], dry_run: bool = False) -> int:
+        count = 0
+        for attached in gone:
+            count += len(attached.granted)
+            if not dry_run:
                 for block in attached.granted:
                     self._slabs.give(block)
-                del self._attached[number]
-                log.info("arena_detached", attachment=number, pid=attached.pid, blocks=len(attached.granted))
+                del self._attached[attached.number]
+                log.info("arena_detached", attachment=attached.number, pid=attached.pid, blocks=len(attached.granted))
+        return count
 
     def _grant(self, attached: _Attached, want: int) -> tuple[int, ...]:
         most = max(1, self._slabs.blocks_of(attached.shape.block_bytes) // _GRANT_SHARE)
@@ -235,6 +246,10 @@ class KVService:
             return piece
         data = bytes(self.arena.view[piece.block : piece.block + piece.slots * shape.row_bytes])
         return msgspec.structs.replace(piece, data=data)
+
+
+def _lives(attached: _Attached) -> bool:
+    return attached.started > 0 and _started(attached.pid) == attached.started
 
 
 def _started(pid: int) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from fnmatch import fnmatchcase
 
-from context_daemon.kv_pages import page_key, page_parts
+from context_daemon.kv_pages import page_key, page_parts, pages_pattern, parse_page_key
 from context_daemon.records import RequestKey
-from context_daemon.store import KVStore, SlotWrite
+from context_daemon.store import KVStore, SlotWrite, StoredPage
 
 
 class MemoryKV:
@@ -36,6 +37,15 @@ class MemoryKV:
         for epoch in epochs:
             for page in range(pages):
                 self._pages.pop(page_key(layout, key, epoch, page), None)
+
+    async def list_pages(self, job_id: str = "") -> AsyncGenerator[list[StoredPage], None]:
+        pattern = pages_pattern(job_id)
+        named = [name for name in self._pages if fnmatchcase(name, pattern)]
+        yield [page for name in named if (page := parse_page_key(name, len(self._pages[name]))) is not None]
+
+    async def delete_pages(self, pages: Sequence[StoredPage]) -> int:
+        names = {page_key(page.layout, page.key, page.epoch, page.page) for page in pages}
+        return sum(self._pages.pop(name, None) is not None for name in names)
 
     async def close(self) -> None:
         """Nothing to release."""

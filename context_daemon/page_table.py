@@ -7,7 +7,7 @@ daemon: KV of a token that was never committed may be of another token than the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from context_daemon.page_records import Due, Entry, Held, Page, Shape
 from context_daemon.records import RequestKey
@@ -228,6 +228,10 @@ class PageTable:
                 page.stored = 0
                 if page.count:
                     entry.unshipped.add((number, page.epoch))
+
+    def unship(self, entry: Entry, epochs: Collection[int]) -> None:
+        """Nothing of these epochs is to go to the KV store any more."""
+        entry.unshipped = {item for item in entry.unshipped if item[1] not in epochs}
 
     def stored(self, key: RequestKey, epoch: int) -> int:
         """Positions of this epoch's own pages, from its first page on, that the store acknowledged without a hole."""

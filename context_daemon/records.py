@@ -289,3 +289,4 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     layout: str
     pid: int
     metrics_address: str = ""
+    daemon: str = ""  # host:port of the context daemon that the heartbeat came through

@@ -7,12 +7,12 @@ kv:generation                                      string, drawn by whoever find
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
-from context_daemon.kv_pages import PagePart, page_key, page_parts
+from context_daemon.kv_pages import PagePart, page_key, page_parts, pages_pattern, parse_page_key
 from context_daemon.records import RequestKey
 from context_daemon.redis_script import Arg, RedisScripts, text
-from context_daemon.store import KVStore, SlotWrite, StoreUnavailable
+from context_daemon.store import KVStore, SlotWrite, StoredPage, StoreUnavailable
 
 GENERATION = "kv:generation"
 _CHUNK = 500
@@ -66,6 +66,23 @@ class RedisKV(RedisScripts):
         names = [page_key(layout, key, epoch, page) for epoch in epochs for page in range(pages)]
         for start in range(0, len(names), _CHUNK):
             await self._command("UNLINK", *names[start : start + _CHUNK])
+
+    async def list_pages(self, job_id: str = "") -> AsyncGenerator[list[StoredPage], None]:
+        pattern, cursor = pages_pattern(job_id), b"0"
+        while True:
+            cursor, found = await self._command("SCAN", cursor, "MATCH", pattern, "COUNT", _CHUNK)
+            names = [text(name) for name in found]
+            sizes = await self._checked([("STRLEN", name) for name in names])
+            pages = [parse_page_key(name, size) for name, size in zip(names, sizes, strict=True) if size]
+            yield [page for page in pages if page is not None]
+            if int(cursor) == 0:
+                return
+
+    async def delete_pages(self, pages: Sequence[StoredPage]) -> int:
+        names, gone = [page_key(page.layout, page.key, page.epoch, page.page) for page in pages], 0
+        for start in range(0, len(names), _CHUNK):
+            gone += int(await self._command("UNLINK", *names[start : start + _CHUNK]))
+        return gone
 
     async def generation(self) -> str:
         return text((await self._checked(self._generation_commands()))[1])

@@ -17,20 +17,21 @@ from context_daemon.kv_service import ArenaFull, KVService
 from context_daemon.kv_writer import ArenaGone
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
-from context_daemon.page_records import Entry, Shape
+from context_daemon.operator_calls import Operator
+from context_daemon.page_drop import PageDrop
+from context_daemon.page_records import Shape
 from context_daemon.read_ahead import gathered
 from context_daemon.records import (
     CommitResult,
     CommitStatus,
     InterruptionCause,
-    RequestKey,
     RequestRecord,
     RequestState,
     TokenCommit,
     WorkerStatus,
 )
 from context_daemon.restorer import Wish
-from context_daemon.store import ContextStore, KVStore, StoreUnavailable
+from context_daemon.store import ContextStore, StoreUnavailable
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceServicer
 
@@ -46,15 +47,17 @@ class ContextServer(ContextServiceServicer):
     def __init__(
         self,
         store: ContextStore,
-        kv: KVStore,
         service: KVService,
         board: NoticeBoard,
+        drop: PageDrop,
+        operator: Operator,
         *,
         node_id: str,
         address: str = "",
         worker_ttl_s: float = 10.0,
     ) -> None:
-        self._store, self._kv, self._service, self._board = store, kv, service, board
+        self._store, self._service, self._board = store, service, board
+        self._drop, self._operator = drop, operator
         self._worker_ttl_s = worker_ttl_s
         self._address = address  # where other nodes reach this daemon
         self._log = get_logger(node=node_id)
@@ -84,7 +87,7 @@ class ContextServer(ContextServiceServicer):
         if result.status is CommitStatus.OK:
             metrics.COMMITTED_TOKENS.inc(len(commit.tokens))
             if commit.finish is not None:
-                self._background(self._drop_pages(commit.key, ended))
+                self._background(self._drop.over(commit.key, ended))
             return
         facts = {"job": commit.key.job_id, "request": str(commit.key), "epoch": commit.token.epoch}
         facts |= {"position": commit.position, "length": result.length}
@@ -209,7 +212,8 @@ class ContextServer(ContextServiceServicer):
 
     async def _put_worker(self, status: WorkerStatus) -> None:
         try:
-            await self._store.put_worker(status, self._worker_ttl_s)
+            here = msgspec.structs.replace(status, daemon=self._address)
+            await self._store.put_worker(here, self._worker_ttl_s)
         except StoreUnavailable as error:
             metrics.STORE_ERRORS.labels("durable").inc()
             self._log.warning("heartbeat_not_stored", worker=status.worker_id, error=str(error))
@@ -229,24 +233,19 @@ class ContextServer(ContextServiceServicer):
         self._log.warning("notice_withdrawn", notice=request.notice_id)
         return pb.WithdrawNoticeResponse()
 
-    async def _drop_pages(self, key: RequestKey, here: Entry | None) -> None:
-        """A finished request's pages only fill the KV store; what is missed here goes with its TTL."""
+    async def ListPages(self, request: pb.ListPagesRequest, context: Context) -> pb.ListPagesResponse:
         try:
-            await self._service.shipper.landed(key)
-            record = await self._store.get_request(key)
-            if record is None:
-                return
-            epochs: dict[str, set[int]] = {record.layout: {segment.epoch for segment in record.segments}}
-            sizes = {record.layout: self._service.page_size(record.layout)}
-            if here is not None and here.sent:  # also what no watermark ever told of
-                epochs[here.shape.layout] = here.sent | epochs.get(here.shape.layout, set())
-                sizes[here.shape.layout] = here.shape.page_size
-            positions = len(record.spec.prompt_token_ids) + len(record.tokens)
-            for layout, under in epochs.items():
-                if layout and under:
-                    await self._kv.delete_request(key, sorted(under), layout, -(-positions // sizes[layout]))
+            return await self._operator.listed(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+
+    async def CollectPages(self, request: pb.CollectPagesRequest, context: Context) -> pb.CollectPagesResponse:
+        try:
+            return await self._operator.collected(request)
         except StoreUnavailable as error:
-            self._log.warning("pages_not_dropped", request=str(key), error=str(error))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
 
     async def _away(self, store: str, error: StoreUnavailable, context: Context) -> NoReturn:
         metrics.STORE_ERRORS.labels(store).inc()

@@ -7,7 +7,7 @@ the same. Times are the store's own clock in seconds since the epoch, so that tw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -218,6 +218,16 @@ class SlotWrite(msgspec.Struct, frozen=True):
     data: bytes | memoryview
 
 
+class StoredPage(msgspec.Struct, frozen=True):
+    """What lies in a KV store, whether or not anybody will come for it."""
+
+    key: RequestKey
+    layout: str
+    epoch: int
+    page: int
+    bytes: int = 0  # framed
+
+
 class KVStore(Protocol):
     """Page bytes: soft, evictable, unfenced. Pages lie under (request, epoch, page); slots carry their own checksum."""
 
@@ -229,5 +239,13 @@ class KVStore(Protocol):
         """The framed slots of a page, possibly fewer than page_size; None if absent."""
 
     async def delete_request(self, key: RequestKey, epochs: Sequence[int], layout: str, pages: int) -> None: ...
+
+    def list_pages(self, job_id: str = "") -> AsyncGenerator[list[StoredPage], None]:
+        """Every page that is there, of one job or of all, some at a time. One that comes or goes meanwhile may be missing,
+        and one may come twice. Of several servers those that are away are left out; StoreUnavailable is raised at the end.
+        Raises ValueError for what is no job id."""
+
+    async def delete_pages(self, pages: Sequence[StoredPage]) -> int:
+        """Returns how many were there."""
 
     async def close(self) -> None: ...

@@ -1,16 +1,20 @@
-"""Forgets what nobody will come for: requests that ended or went on elsewhere without this daemon hearing of it."""
+"""Forgets what nobody will come for: requests that ended or went on elsewhere without this daemon hearing of it, with what
+they have in the KV store, and blocks granted to workers that are gone."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from enum import StrEnum
 
 from context_daemon import metrics
+from context_daemon.collector import is_over
 from context_daemon.observability import get_logger
+from context_daemon.page_drop import PageDrop
 from context_daemon.page_records import Entry
 from context_daemon.page_table import PageTable
-from context_daemon.records import RequestRecord, RequestState
+from context_daemon.records import RequestRecord
 from context_daemon.store import ContextStore, StoreUnavailable
 
 log = get_logger()
@@ -29,7 +33,7 @@ class Fate(StrEnum):
 
 def fate(entry: Entry, record: RequestRecord | None, here: str) -> Fate:
     """What the store says of a request decides over its pages here. Pure."""
-    if record is None or record.state not in (RequestState.READY, RequestState.LEASED):
+    if record is None or is_over(record):
         return Fate.END
     newest = max((page.epoch for _, page in entry.all()), default=0)
     if record.kv_at not in ("", here) and record.token.epoch > newest:
@@ -40,12 +44,16 @@ def fate(entry: Entry, record: RequestRecord | None, here: str) -> Fate:
 class Sweeper:
     """`run` until cancelled."""
 
-    def __init__(self, table: PageTable, store: ContextStore, here: str) -> None:
+    def __init__(
+        self, table: PageTable, store: ContextStore, here: str, drop: PageDrop, reap: Callable[[], int]
+    ) -> None:
         self._table, self._store, self._here = table, store, here
+        self._drop, self._reap = drop, reap
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
+            self._reap()
             try:
                 await self.sweep(time.monotonic())
             except StoreUnavailable as error:
@@ -56,16 +64,24 @@ class Sweeper:
         quiet = [entry for entry in self._table.entries() if now - entry.touched >= QUIET_S]
         let_go = 0
         for entry in sorted(quiet, key=lambda entry: entry.touched)[:_AT_ONCE]:
-            match fate(entry, await self._store.get_request(entry.key), self._here):
-                case Fate.END:
-                    self._table.end(entry.key)
-                    let_go += 1
-                case Fate.FORGET:
-                    self._table.forget(entry.key)
-                    let_go += 1
-                case Fate.DISOWN:
-                    self._table.disown(entry.key, entry.owner)
-                case Fate.KEEP:
-                    entry.touched = now  # asked again when it was quiet once more
+            let_go += await self._judge(entry, await self._store.get_request(entry.key), now)
         metrics.SWEPT.inc(let_go)
         return let_go
+
+    async def _judge(self, entry: Entry, record: RequestRecord | None, now: float) -> bool:
+        """Whether it is let go."""
+        decided = fate(entry, record, self._here)
+        match decided:
+            case Fate.END:
+                self._table.end(entry.key)
+            case Fate.FORGET:
+                self._table.forget(entry.key)
+            case Fate.DISOWN:
+                self._table.disown(entry.key, entry.owner)
+            case Fate.KEEP:
+                entry.touched = now  # asked again when it was quiet once more
+        if decided is Fate.END:
+            await self._drop.over(entry.key, entry)
+        elif record is not None:
+            await self._drop.unnamed(entry, record)
+        return decided in (Fate.END, Fate.FORGET)

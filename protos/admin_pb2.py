@@ -24,13 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x11tideover.admin.v1\"\x8f\x02\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\x05\x12\x0f\n\x07waiting\x18\x06 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x08 \x01(\x01\x12\x12\n\npages_used\x18\t \x01(\x03\x12\x13\n\x0bpages_total\x18\n \x01(\x03\x12\x16\n\x0enumerics_class\x18\x0b \x01(\t\x12\x0e\n\x06notice\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x0e \x01(\t\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.tideover.admin.v1.Worker\"=\n\x14PreemptWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"(\n\x15PreemptWorkerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"&\n\x11KillWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"%\n\x12KillWorkerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x13\n\x11GetClusterRequest\"g\n\x12GetClusterResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x32\x86\x03\n\x0c\x41\x64minService\x12\\\n\x0bListWorkers\x12%.tideover.admin.v1.ListWorkersRequest\x1a&.tideover.admin.v1.ListWorkersResponse\x12\x62\n\rPreemptWorker\x12\'.tideover.admin.v1.PreemptWorkerRequest\x1a(.tideover.admin.v1.PreemptWorkerResponse\x12Y\n\nKillWorker\x12$.tideover.admin.v1.KillWorkerRequest\x1a%.tideover.admin.v1.KillWorkerResponse\x12Y\n\nGetCluster\x12$.tideover.admin.v1.GetClusterRequest\x1a%.tideover.admin.v1.GetClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x11tideover.admin.v1\"\x8f\x02\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\x05\x12\x0f\n\x07waiting\x18\x06 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x08 \x01(\x01\x12\x12\n\npages_used\x18\t \x01(\x03\x12\x13\n\x0bpages_total\x18\n \x01(\x03\x12\x16\n\x0enumerics_class\x18\x0b \x01(\t\x12\x0e\n\x06notice\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x0e \x01(\t\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.tideover.admin.v1.Worker\"=\n\x14PreemptWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"(\n\x15PreemptWorkerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"&\n\x11KillWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"%\n\x12KillWorkerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x13\n\x11GetClusterRequest\"g\n\x12GetClusterResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\"Q\n\x12ListContextRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\x05\x12\r\n\x05limit\x18\x04 \x01(\x05\"\x97\x01\n\x13ListContextResponse\x12-\n\x05items\x18\x01 \x03(\x0b\x32\x1e.tideover.admin.v1.ContextItem\x12\x10\n\x08left_off\x18\x02 \x01(\x03\x12-\n\x05nodes\x18\x03 \x03(\x0b\x32\x1e.tideover.admin.v1.ContextNode\x12\x10\n\x08kv_error\x18\x04 \x01(\t\"\xe2\x02\n\x0b\x43ontextNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x03 \x01(\x03\x12\x18\n\x10\x61rena_used_bytes\x18\x04 \x01(\x03\x12\x42\n\x0b\x62ytes_per_s\x18\x05 \x03(\x0b\x32-.tideover.admin.v1.ContextNode.BytesPerSEntry\x12H\n\x0emoney_per_hour\x18\x06 \x03(\x0b\x32\x30.tideover.admin.v1.ContextNode.MoneyPerHourEntry\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x1a\x30\n\x0e\x42ytesPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x33\n\x11MoneyPerHourEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc0\x02\n\x0b\x43ontextItem\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\x05\x12\r\n\x05state\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x11\n\tworker_id\x18\x07 \x01(\t\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x03\x12\x0e\n\x06tokens\x18\t \x01(\x03\x12\x11\n\twatermark\x18\n \x01(\x03\x12\x0e\n\x06layout\x18\x0b \x01(\t\x12\x33\n\x08segments\x18\x0c \x03(\x0b\x32!.tideover.admin.v1.ContextSegment\x12\r\n\x05kv_at\x18\r \x01(\t\x12/\n\x06places\x18\x0e \x03(\x0b\x32\x1f.tideover.admin.v1.ContextPlace\"3\n\x0e\x43ontextSegment\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x12\n\nfirst_page\x18\x02 \x01(\x03\"\xa4\x01\n\x0c\x43ontextPlace\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05pages\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x12\n\nrestorable\x18\x05 \x01(\x03\x12\x13\n\x0bowner_epoch\x18\x06 \x01(\x03\x12,\n\x04held\x18\x07 \x03(\x0b\x32\x1e.tideover.admin.v1.ContextPage\"9\n\x0b\x43ontextPage\x12\x0c\n\x04page\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\"(\n\x15\x43ollectContextRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\"\xa5\x02\n\x16\x43ollectContextResponse\x12P\n\x0cstored_pages\x18\x01 \x03(\x0b\x32:.tideover.admin.v1.CollectContextResponse.StoredPagesEntry\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x03\x12\x16\n\x0e\x61rena_requests\x18\x03 \x01(\x03\x12\x13\n\x0b\x61rena_bytes\x18\x04 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_blocks\x18\x05 \x01(\x03\x12-\n\x05nodes\x18\x06 \x03(\x0b\x32\x1e.tideover.admin.v1.ContextNode\x1a\x32\n\x10StoredPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\xcb\x04\n\x0c\x41\x64minService\x12\\\n\x0bListWorkers\x12%.tideover.admin.v1.ListWorkersRequest\x1a&.tideover.admin.v1.ListWorkersResponse\x12\x62\n\rPreemptWorker\x12\'.tideover.admin.v1.PreemptWorkerRequest\x1a(.tideover.admin.v1.PreemptWorkerResponse\x12Y\n\nKillWorker\x12$.tideover.admin.v1.KillWorkerRequest\x1a%.tideover.admin.v1.KillWorkerResponse\x12Y\n\nGetCluster\x12$.tideover.admin.v1.GetClusterRequest\x1a%.tideover.admin.v1.GetClusterResponse\x12\\\n\x0bListContext\x12%.tideover.admin.v1.ListContextRequest\x1a&.tideover.admin.v1.ListContextResponse\x12\x65\n\x0e\x43ollectContext\x12(.tideover.admin.v1.CollectContextRequest\x1a).tideover.admin.v1.CollectContextResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CONTEXTNODE_BYTESPERSENTRY']._loaded_options = None
+  _globals['_CONTEXTNODE_BYTESPERSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTEXTNODE_MONEYPERHOURENTRY']._loaded_options = None
+  _globals['_CONTEXTNODE_MONEYPERHOURENTRY']._serialized_options = b'8\001'
+  _globals['_COLLECTCONTEXTRESPONSE_STOREDPAGESENTRY']._loaded_options = None
+  _globals['_COLLECTCONTEXTRESPONSE_STOREDPAGESENTRY']._serialized_options = b'8\001'
   _globals['_WORKER']._serialized_start=42
   _globals['_WORKER']._serialized_end=313
   _globals['_LISTWORKERSREQUEST']._serialized_start=315
@@ -49,6 +55,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCLUSTERREQUEST']._serialized_end=607
   _globals['_GETCLUSTERRESPONSE']._serialized_start=609
   _globals['_GETCLUSTERRESPONSE']._serialized_end=712
-  _globals['_ADMINSERVICE']._serialized_start=715
-  _globals['_ADMINSERVICE']._serialized_end=1105
+  _globals['_LISTCONTEXTREQUEST']._serialized_start=714
+  _globals['_LISTCONTEXTREQUEST']._serialized_end=795
+  _globals['_LISTCONTEXTRESPONSE']._serialized_start=798
+  _globals['_LISTCONTEXTRESPONSE']._serialized_end=949
+  _globals['_CONTEXTNODE']._serialized_start=952
+  _globals['_CONTEXTNODE']._serialized_end=1306
+  _globals['_CONTEXTNODE_BYTESPERSENTRY']._serialized_start=1205
+  _globals['_CONTEXTNODE_BYTESPERSENTRY']._serialized_end=1253
+  _globals['_CONTEXTNODE_MONEYPERHOURENTRY']._serialized_start=1255
+  _globals['_CONTEXTNODE_MONEYPERHOURENTRY']._serialized_end=1306
+  _globals['_CONTEXTITEM']._serialized_start=1309
+  _globals['_CONTEXTITEM']._serialized_end=1629
+  _globals['_CONTEXTSEGMENT']._serialized_start=1631
+  _globals['_CONTEXTSEGMENT']._serialized_end=1682
+  _globals['_CONTEXTPLACE']._serialized_start=1685
+  _globals['_CONTEXTPLACE']._serialized_end=1849
+  _globals['_CONTEXTPAGE']._serialized_start=1851
+  _globals['_CONTEXTPAGE']._serialized_end=1908
+  _globals['_COLLECTCONTEXTREQUEST']._serialized_start=1910
+  _globals['_COLLECTCONTEXTREQUEST']._serialized_end=1950
+  _globals['_COLLECTCONTEXTRESPONSE']._serialized_start=1953
+  _globals['_COLLECTCONTEXTRESPONSE']._serialized_end=2246
+  _globals['_COLLECTCONTEXTRESPONSE_STOREDPAGESENTRY']._serialized_start=2196
+  _globals['_COLLECTCONTEXTRESPONSE_STOREDPAGESENTRY']._serialized_end=2246
+  _globals['_ADMINSERVICE']._serialized_start=2249
+  _globals['_ADMINSERVICE']._serialized_end=2836
 # @@protoc_insertion_point(module_scope)

@@ -55,6 +55,16 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.ListContext = channel.unary_unary(
+                '/tideover.admin.v1.AdminService/ListContext',
+                request_serializer=protos_dot_admin__pb2.ListContextRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ListContextResponse.FromString,
+                _registered_method=True)
+        self.CollectContext = channel.unary_unary(
+                '/tideover.admin.v1.AdminService/CollectContext',
+                request_serializer=protos_dot_admin__pb2.CollectContextRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.CollectContextResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -90,6 +100,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListContext(self, request, context):
+        """ListContext says what is kept of requests, and where: in the durable store, the KV servers and the nodes' arenas.
+        NOT_FOUND: no such job or request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectContext(self, request, context):
+        """CollectContext takes away what no request can use any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +137,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=protos_dot_admin__pb2.GetClusterRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'ListContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListContext,
+                    request_deserializer=protos_dot_admin__pb2.ListContextRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ListContextResponse.SerializeToString,
+            ),
+            'CollectContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectContext,
+                    request_deserializer=protos_dot_admin__pb2.CollectContextRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.CollectContextResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +258,60 @@ class AdminService:
             '/tideover.admin.v1.AdminService/GetCluster',
             protos_dot_admin__pb2.GetClusterRequest.SerializeToString,
             protos_dot_admin__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.admin.v1.AdminService/ListContext',
+            protos_dot_admin__pb2.ListContextRequest.SerializeToString,
+            protos_dot_admin__pb2.ListContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.admin.v1.AdminService/CollectContext',
+            protos_dot_admin__pb2.CollectContextRequest.SerializeToString,
+            protos_dot_admin__pb2.CollectContextResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -355,3 +355,122 @@ class WithdrawNoticeRequest(_message.Message):
 class WithdrawNoticeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListPagesRequest(_message.Message):
+    __slots__ = ("job_id", "key", "stored")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    key: RequestKey
+    stored: bool
+    def __init__(self, job_id: _Optional[str] = ..., key: _Optional[_Union[RequestKey, _Mapping]] = ..., stored: _Optional[bool] = ...) -> None: ...
+
+class ListPagesResponse(_message.Message):
+    __slots__ = ("node_id", "arena_bytes", "arena_used_bytes", "arena", "stored", "stored_error", "bytes_per_s", "money_per_hour")
+    class BytesPerSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MoneyPerHourEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    STORED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MONEY_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    arena_bytes: int
+    arena_used_bytes: int
+    arena: _containers.RepeatedCompositeFieldContainer[ArenaHolding]
+    stored: _containers.RepeatedCompositeFieldContainer[StoreHolding]
+    stored_error: str
+    bytes_per_s: _containers.ScalarMap[str, float]
+    money_per_hour: _containers.ScalarMap[str, float]
+    def __init__(self, node_id: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., arena_used_bytes: _Optional[int] = ..., arena: _Optional[_Iterable[_Union[ArenaHolding, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoreHolding, _Mapping]]] = ..., stored_error: _Optional[str] = ..., bytes_per_s: _Optional[_Mapping[str, float]] = ..., money_per_hour: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ArenaHolding(_message.Message):
+    __slots__ = ("key", "layout", "owner_epoch", "positions", "pages", "bytes", "held")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    layout: str
+    owner_epoch: int
+    positions: int
+    pages: int
+    bytes: int
+    held: _containers.RepeatedCompositeFieldContainer[PageHolding]
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., owner_epoch: _Optional[int] = ..., positions: _Optional[int] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ...) -> None: ...
+
+class StoreHolding(_message.Message):
+    __slots__ = ("key", "layout", "epoch", "pages", "bytes", "held")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    layout: str
+    epoch: int
+    pages: int
+    bytes: int
+    held: _containers.RepeatedCompositeFieldContainer[PageHolding]
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., epoch: _Optional[int] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ...) -> None: ...
+
+class PageHolding(_message.Message):
+    __slots__ = ("page", "epoch", "bytes")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    epoch: int
+    bytes: int
+    def __init__(self, page: _Optional[int] = ..., epoch: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class CollectPagesRequest(_message.Message):
+    __slots__ = ("dry_run", "stored")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    stored: bool
+    def __init__(self, dry_run: _Optional[bool] = ..., stored: _Optional[bool] = ...) -> None: ...
+
+class CollectPagesResponse(_message.Message):
+    __slots__ = ("node_id", "stored_pages", "stored_bytes", "arena_requests", "arena_bytes", "dead_blocks")
+    class StoredPagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STORED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    stored_pages: _containers.ScalarMap[str, int]
+    stored_bytes: int
+    arena_requests: int
+    arena_bytes: int
+    dead_blocks: int
+    def __init__(self, node_id: _Optional[str] = ..., stored_pages: _Optional[_Mapping[str, int]] = ..., stored_bytes: _Optional[int] = ..., arena_requests: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., dead_blocks: _Optional[int] = ...) -> None: ...

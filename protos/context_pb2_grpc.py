@@ -80,6 +80,16 @@ class ContextServiceStub:
                 request_serializer=protos_dot_context__pb2.WithdrawNoticeRequest.SerializeToString,
                 response_deserializer=protos_dot_context__pb2.WithdrawNoticeResponse.FromString,
                 _registered_method=True)
+        self.ListPages = channel.unary_unary(
+                '/tideover.context.v1.ContextService/ListPages',
+                request_serializer=protos_dot_context__pb2.ListPagesRequest.SerializeToString,
+                response_deserializer=protos_dot_context__pb2.ListPagesResponse.FromString,
+                _registered_method=True)
+        self.CollectPages = channel.unary_unary(
+                '/tideover.context.v1.ContextService/CollectPages',
+                request_serializer=protos_dot_context__pb2.CollectPagesRequest.SerializeToString,
+                response_deserializer=protos_dot_context__pb2.CollectPagesResponse.FromString,
+                _registered_method=True)
 
 
 class ContextServiceServicer:
@@ -152,6 +162,21 @@ class ContextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPages(self, request, context):
+        """ListPages says what lies in this node's arena and, if asked, in the KV servers. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectPages(self, request, context):
+        """CollectPages takes away what no request can use any more. UNAVAILABLE: a store does not answer; what was found until
+        then is gone. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ContextServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -199,6 +224,16 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.WithdrawNotice,
                     request_deserializer=protos_dot_context__pb2.WithdrawNoticeRequest.FromString,
                     response_serializer=protos_dot_context__pb2.WithdrawNoticeResponse.SerializeToString,
+            ),
+            'ListPages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPages,
+                    request_deserializer=protos_dot_context__pb2.ListPagesRequest.FromString,
+                    response_serializer=protos_dot_context__pb2.ListPagesResponse.SerializeToString,
+            ),
+            'CollectPages': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectPages,
+                    request_deserializer=protos_dot_context__pb2.CollectPagesRequest.FromString,
+                    response_serializer=protos_dot_context__pb2.CollectPagesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -445,6 +480,60 @@ class ContextService:
             '/tideover.context.v1.ContextService/WithdrawNotice',
             protos_dot_context__pb2.WithdrawNoticeRequest.SerializeToString,
             protos_dot_context__pb2.WithdrawNoticeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.context.v1.ContextService/ListPages',
+            protos_dot_context__pb2.ListPagesRequest.SerializeToString,
+            protos_dot_context__pb2.ListPagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectPages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.context.v1.ContextService/CollectPages',
+            protos_dot_context__pb2.CollectPagesRequest.SerializeToString,
+            protos_dot_context__pb2.CollectPagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,12 +9,13 @@ import pytest
 from kv_servers import KVServers
 
 from context_daemon.kv_cluster import KVCluster
+from context_daemon.kv_pages import page_key, parse_page_key
 from context_daemon.kv_slots import frame, framed_size, identity
 from context_daemon.memory_kv import MemoryKV
 from context_daemon.records import RequestKey
 from context_daemon.redis_kv import RedisKV
 from context_daemon.redis_script import connect
-from context_daemon.store import KVStore, SlotWrite
+from context_daemon.store import KVStore, SlotWrite, StoredPage
 
 LAYOUT, SLOT, PAGE = "lay", 24, 4
 KEYS = [RequestKey("job", line) for line in range(1, 13)]
@@ -145,3 +146,36 @@ async def test_a_malformed_write_is_refused(kv: KVStore) -> None:
     bad = SlotWrite(KEYS[1], 1, LAYOUT, 0, 4, SLOT, PAGE, good.data)
     with pytest.raises(ValueError, match="framed slots"):
         await kv.write_slots([good, bad])
+
+
+async def test_what_lies_there_is_listed_and_taken_away_by_name(kv: KVStore) -> None:
+    writes = [slots(key, 0, 6, epoch=epoch) for key in KEYS for epoch in (1, 2)]
+    other = slots(RequestKey("job2", 3, 1), 0, 3, epoch=7, layout="other")
+    await kv.write_slots([*writes, other])
+    step = framed_size(SLOT)
+
+    async def listed(job_id: str = "") -> set[StoredPage]:
+        return {page async for batch in kv.list_pages(job_id) for page in batch}
+
+    of_job = {StoredPage(w.key, LAYOUT, w.epoch, n, count * step) for w in writes for n, count in ((0, 4), (1, 2))}
+    alone = StoredPage(other.key, "other", 7, 0, 3 * step)
+    assert await listed() == of_job | {alone} and await listed("job") == of_job and await listed("job2") == {alone}
+    assert await listed("nothing") == set()
+    gone = [page for page in of_job if page.epoch == 1]
+    assert await kv.delete_pages([*gone, StoredPage(KEYS[0], LAYOUT, 9, 0)]) == len(gone)
+    assert await listed() == (of_job | {alone}) - set(gone)
+    with pytest.raises(ValueError, match="job id"):
+        await listed("a*")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kv:generation", "kv:l:job:1.0:2", "kv:l:job:1.x:2:3", "kv:l:a{b:1.0:2:3", "to:{job}:meta", "kv:l:job:1.0:2:"],
+)
+def test_other_names_are_no_pages(name: str) -> None:
+    assert parse_page_key(name) is None
+
+
+def test_a_pages_name_says_which_it_is() -> None:
+    page = StoredPage(RequestKey("a.b-c", 12, 3), "0f", 4, 5, 6)
+    assert parse_page_key(page_key("0f", page.key, 4, 5), 6) == page
