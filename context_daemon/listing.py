@@ -29,7 +29,7 @@ async def pages_listed(request: pb.ListPagesRequest, service: KVService, kv: KVS
                     found += [page for page in batch if one in (None, page.key)]
         except StoreUnavailable as error:
             answer.stored_error = str(error)
-        answer.stored.extend(in_store(found, one is not None))
+        answer.stored.extend(_in_store(found, service, one is not None))
     return answer
 
 
@@ -49,7 +49,7 @@ def _in_arena(entry: Entry, service: KVService, each: bool) -> pb.ArenaHolding:
     )
 
 
-def in_store(pages: Iterable[StoredPage], each: bool) -> list[pb.StoreHolding]:
+def _in_store(pages: Iterable[StoredPage], service: KVService, each: bool) -> list[pb.StoreHolding]:
     """Pages by request, layout and epoch; one that was listed twice counts once."""
     groups: dict[tuple[RequestKey, str, int], dict[int, StoredPage]] = {}
     for page in pages:
@@ -59,9 +59,10 @@ def in_store(pages: Iterable[StoredPage], each: bool) -> list[pb.StoreHolding]:
             key=wire.key_to_pb(key),
             layout=layout,
             epoch=epoch,
-            pages=len(group),
             bytes=sum(page.bytes for page in group.values()),
             held=[pb.PageHolding(page=n, epoch=epoch, bytes=group[n].bytes) for n in sorted(group)] if each else (),
+            numbers=sorted(group),
+            page_size=service.page_size(layout),
         )
         for (key, layout, epoch), group in sorted(groups.items())
     ]

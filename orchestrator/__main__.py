@@ -18,6 +18,7 @@ from context_daemon.observability import configure_logging, get_logger, serve_me
 from context_daemon.redis_store import RedisStore
 from context_daemon.store import StaleLeader
 from orchestrator.api.server import serve
+from orchestrator.context_view import ContextView
 from orchestrator.events import EventLog
 from orchestrator.fleet.cloud import LocalCloud
 from orchestrator.fleet.ray_fleet import FleetOptions, RayFleet
@@ -72,7 +73,7 @@ async def _run(options: dict[str, Any], engine_args: dict[str, Any]) -> int:
     spec = inspect_model_folder(Path(options["model"]))
     limits = ModelLimits(model_name, engine_args.get("max_model_len") or spec.max_position_embeddings, spec.vocab_size)
     jobs = JobService(store, Tokenizer.load(options["model"]), limits, router.waiting_for, time.time)
-    server = await serve(options["listen"], jobs, view)
+    server = await serve(options["listen"], jobs, view, ContextView(store))
     return await _until_over(server, leadership, fleet, router, store)
 
 

@@ -19,6 +19,7 @@ OPEN_KEY = "tideover-open"  # initial metadata: the stream stands, though it may
 _CHUNK_BYTES = 256 << 10
 _MAX_MESSAGE = 64 << 20
 _FIRST_CONTACT_S = 3.0
+_LONG_S = 150.0  # stores are gone through name by name
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -171,13 +172,27 @@ class TideoverClient:
         """SIGKILL every process of the worker's machine; returns the machine's node id."""
         return str(self._once(self._admin.KillWorker, admin_pb2.KillWorkerRequest(worker_id=worker_id)).node_id)
 
+    def context(
+        self, job_id: str = "", line: int = 0, choice: int = 0, limit: int = 0
+    ) -> admin_pb2.ListContextResponse:
+        """What is kept of requests, and where; with `line` of that one, page by page."""
+        request = admin_pb2.ListContextRequest(job_id=job_id, line=line, choice=choice, limit=limit)
+        answer: admin_pb2.ListContextResponse = self._call(self._admin.ListContext, request, _LONG_S)
+        return answer
+
+    def collect_context(self, dry_run: bool = False) -> admin_pb2.CollectContextResponse:
+        """Take away what no request can use any more, or count it."""
+        request = admin_pb2.CollectContextRequest(dry_run=dry_run)
+        answer: admin_pb2.CollectContextResponse = self._call(self._admin.CollectContext, request, _LONG_S)
+        return answer
+
     # -- calls ------------------------------------------------------------------------------------------------------
     def _patience(self) -> Patience:
         return Patience(self._patience_s, _FIRST_CONTACT_S, reached=self._reached)
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Any, request: Any, least_s: float = 0.0) -> Any:
         """A call that may be repeated: all but the faults, which are asked for once."""
-        return self._repeat(lambda: method(request, timeout=self._timeout_s))
+        return self._repeat(lambda: method(request, timeout=max(least_s, self._timeout_s)))
 
     def _repeat(self, call: Callable[[], Any]) -> Any:
         patience = self._patience()

@@ -419,20 +419,22 @@ class ArenaHolding(_message.Message):
     def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., owner_epoch: _Optional[int] = ..., positions: _Optional[int] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ...) -> None: ...
 
 class StoreHolding(_message.Message):
-    __slots__ = ("key", "layout", "epoch", "pages", "bytes", "held")
+    __slots__ = ("key", "layout", "epoch", "bytes", "held", "numbers", "page_size")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    PAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     layout: str
     epoch: int
-    pages: int
     bytes: int
     held: _containers.RepeatedCompositeFieldContainer[PageHolding]
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., epoch: _Optional[int] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    page_size: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class PageHolding(_message.Message):
     __slots__ = ("page", "epoch", "bytes")

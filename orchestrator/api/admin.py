@@ -9,12 +9,14 @@ from importlib.metadata import version
 from context_daemon.records import Notice, WorkerStatus
 from orchestrator.api.errors import Context, answered
 from orchestrator.api.fleet_view import FleetView
+from orchestrator.context_view import ContextView
 from protos import admin_pb2, admin_pb2_grpc
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, fleet: FleetView, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, fleet: FleetView, kept: ContextView, clock: Callable[[], float] = time.time) -> None:
         self._fleet = fleet
+        self._kept = kept
         self._clock = clock
 
     async def ListWorkers(
@@ -51,6 +53,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             term=self._fleet.term,
             incarnation=incarnation,
         )
+
+    async def ListContext(
+        self, request: admin_pb2.ListContextRequest, context: Context
+    ) -> admin_pb2.ListContextResponse:
+        asked = (request.job_id, request.line, request.choice, request.limit)
+        return await answered(context, lambda: self._kept.listed(*asked))
+
+    async def CollectContext(
+        self, request: admin_pb2.CollectContextRequest, context: Context
+    ) -> admin_pb2.CollectContextResponse:
+        return await answered(context, lambda: self._kept.collected(request.dry_run))
 
     def _worker(self, status: WorkerStatus, notice: Notice | None) -> admin_pb2.Worker:
         return admin_pb2.Worker(

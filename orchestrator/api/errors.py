@@ -11,6 +11,7 @@ from context_daemon.observability import get_logger
 from context_daemon.store import Conflict, StoreUnavailable
 from orchestrator.api.fleet_view import UnknownWorker
 from orchestrator.client import LINE_ERRORS_KEY, STORE_AWAY_KEY
+from orchestrator.context_view import UnknownRequest
 from orchestrator.fleet.cloud import FaultsUnsupported
 from orchestrator.jobs.service import InvalidBatch, UnknownJob, UnknownModel
 from protos import jobs_pb2
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (InvalidBatch, grpc.StatusCode.INVALID_ARGUMENT),
     (UnknownJob, grpc.StatusCode.NOT_FOUND),
+    (UnknownRequest, grpc.StatusCode.NOT_FOUND),
     (UnknownModel, grpc.StatusCode.NOT_FOUND),
     (UnknownWorker, grpc.StatusCode.NOT_FOUND),
     (Conflict, grpc.StatusCode.ALREADY_EXISTS),

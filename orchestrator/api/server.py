@@ -13,6 +13,7 @@ from context_daemon.observability import get_logger
 from orchestrator.api.admin import AdminServicer
 from orchestrator.api.fleet_view import FleetView
 from orchestrator.api.jobs import JobsServicer
+from orchestrator.context_view import ContextView
 from orchestrator.jobs.service import JobService
 from protos import admin_pb2, admin_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
@@ -28,11 +29,11 @@ _OPTIONS = (
 )
 
 
-async def serve(listen: str, jobs: JobService, fleet: FleetView) -> grpc.aio.Server:
+async def serve(listen: str, jobs: JobService, fleet: FleetView, kept: ContextView) -> grpc.aio.Server:
     """Start serving on `host:port`. Raises OSError, by name, if the port cannot be had."""
     server = grpc.aio.server(options=_OPTIONS)
     jobs_pb2_grpc.add_JobsServiceServicer_to_server(JobsServicer(jobs, fleet, time.time), server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(fleet), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(fleet, kept), server)
     names = [
         jobs_pb2.DESCRIPTOR.services_by_name["JobsService"].full_name,
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,

@@ -9,6 +9,7 @@ import click
 from orchestrator.cli.bench import bench
 from orchestrator.cli.cluster import down, up
 from orchestrator.cli.common import json_option, print_json
+from orchestrator.cli.context import context
 from orchestrator.cli.demo import demo
 from orchestrator.cli.jobs import cancel, results, status, submit, watch
 from orchestrator.cli.workers import kill, preempt, workers
@@ -30,5 +31,20 @@ def version(as_json: bool) -> None:
         click.echo(text)
 
 
-for command in (up, down, demo, submit, status, watch, results, cancel, workers, preempt, kill, bench, version):
+for command in (
+    up,
+    down,
+    demo,
+    submit,
+    status,
+    watch,
+    results,
+    cancel,
+    workers,
+    context,
+    preempt,
+    kill,
+    bench,
+    version,
+):
     main.add_command(command)

@@ -23,6 +23,7 @@ from context_daemon.store import LeaseRequest, StoreUnavailable
 from orchestrator import client as client_module
 from orchestrator.api.server import serve
 from orchestrator.client import NotReached, TideoverClient, TideoverError
+from orchestrator.context_view import ContextView
 from orchestrator.jobs.service import JobService
 from orchestrator.jobs.validation import ModelLimits
 from protos import jobs_pb2
@@ -41,7 +42,7 @@ class Api:
     async def start(self) -> None:
         limits = ModelLimits("m", 100, VOCAB_SIZE)
         service = JobService(self.store, byte_tokenizer(), limits, {}, time.time)
-        self._server = await serve(self.address, service, Fleet())
+        self._server = await serve(self.address, service, Fleet(), ContextView(self.store))
 
     async def stop(self) -> None:
         assert self._server is not None

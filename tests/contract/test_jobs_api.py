@@ -21,6 +21,7 @@ from context_daemon.store import LeaseRequest, StoreUnavailable
 from orchestrator.api.fleet_view import UnknownWorker
 from orchestrator.api.server import serve
 from orchestrator.client import TideoverClient, TideoverError
+from orchestrator.context_view import ContextView
 from orchestrator.events import Event, EventLog
 from orchestrator.fleet.cloud import FaultsUnsupported
 from orchestrator.jobs.service import JobService
@@ -109,7 +110,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     store, fleet, waiting = MemoryStore(), Fleet(), dict[str, str]()
     service = JobService(store, byte_tokenizer(), ModelLimits("m", 100, VOCAB_SIZE), waiting, time.time)
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    server = await serve(address, service, fleet)
+    server = await serve(address, service, fleet, ContextView(store))
     with TideoverClient(address, timeout_s=10, patience_s=1) as client:
         yield Api(store, client, fleet, tmp_path, waiting)
     await server.stop(grace=None)

@@ -20,6 +20,7 @@ from context_daemon.redis_server import free_port
 from context_daemon.store import LeaseRequest
 from orchestrator.api.server import serve
 from orchestrator.cli import main
+from orchestrator.context_view import ContextView
 from orchestrator.jobs.service import JobService
 from orchestrator.jobs.validation import ModelLimits
 from tests.contract.test_jobs_api import LINES, Fleet
@@ -39,7 +40,7 @@ class Server:
 
     async def _serve(self) -> Any:
         jobs = JobService(self.store, byte_tokenizer(), ModelLimits("m", 100, VOCAB_SIZE), {}, time.time)
-        return await serve(self.address, jobs, Fleet())
+        return await serve(self.address, jobs, Fleet(), ContextView(self.store))
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result(20)
