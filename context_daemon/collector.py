@@ -11,6 +11,7 @@ import msgspec
 
 from context_daemon.kv_garbage import Why, why_garbage
 from context_daemon.observability import get_logger
+from context_daemon.page_drop import PageDrop
 from context_daemon.page_records import Entry
 from context_daemon.page_table import PageTable
 from context_daemon.records import RequestKey, RequestRecord, RequestState
@@ -18,7 +19,7 @@ from context_daemon.store import ContextStore, KVStore, StoredPage
 
 log = get_logger()
 
-_AT_ONCE = 32  # questions to the durable store
+_AT_ONCE = 8  # questions to the durable store, each on a connection of its own
 
 
 class Collected(msgspec.Struct, frozen=True):
@@ -39,8 +40,10 @@ def is_over(record: RequestRecord | None) -> bool:
 class Collector:
     """`reap(dry_run)` takes back the blocks of dead workers and says how many."""
 
-    def __init__(self, table: PageTable, store: ContextStore, kv: KVStore, reap: Callable[[bool], int]) -> None:
-        self._table, self._store, self._kv, self._reap = table, store, kv, reap
+    def __init__(
+        self, table: PageTable, store: ContextStore, kv: KVStore, drop: PageDrop, reap: Callable[[bool], int]
+    ) -> None:
+        self._table, self._store, self._kv, self._drop, self._reap = table, store, kv, drop, reap
 
     async def collect(self, dry_run: bool, stored: bool) -> Collected:
         """Of this node's arena and, with `stored`, of all KV servers. Raises StoreUnavailable; what had been found until
@@ -56,9 +59,11 @@ class Collector:
     async def _arena(self, dry_run: bool) -> tuple[int, int]:
         entries = {entry.key: entry for entry in self._table.entries()}
         over = [entries[key] for key, record in (await self._records(entries)).items() if is_over(record)]
-        if not dry_run:
-            for entry in over:
-                self._table.end(entry.key)
+        for entry in over if not dry_run else ():
+            self._table.end(entry.key)
+            await self._drop.over(
+                entry.key, entry
+            )  # what is under way to the KV store has landed before that is listed
         return len(over), sum(map(_bytes, over))
 
     async def _stored(self, dry_run: bool) -> tuple[Counter[Why], int]:

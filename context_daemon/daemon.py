@@ -88,7 +88,7 @@ class ContextDaemon:
             max_peer_streams=config.max_peer_streams,
         )
         drop = PageDrop(self._store, self._kv, self._pages)
-        collector = Collector(self._pages.table, self._store, self._kv, self._pages.reap)
+        collector = Collector(self._pages.table, self._store, self._kv, drop, self._pages.reap)
         self._service = ContextServer(
             self._store,
             self._pages,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from context_daemon.shipper import Shipper
 from context_daemon.store import ContextStore, KVStore, StoreUnavailable
 
 log = get_logger()
+
+_AT_ONCE = 8  # each call has a connection of its own, which stays: a batch that ends together must not open hundreds
 
 
 class Pages(Protocol):
@@ -30,23 +33,28 @@ class PageDrop:
 
     def __init__(self, store: ContextStore, kv: KVStore, pages: Pages) -> None:
         self._store, self._kv, self._pages = store, kv, pages
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def over(self, key: RequestKey, here: Entry | None) -> None:
         """A request that is over; `here` is what the arena had of it."""
         try:
             await self._pages.shipper.landed(key)
-            record = await self._store.get_request(key)
-            if record is None:
-                return
-            epochs: dict[str, set[int]] = {record.layout: {segment.epoch for segment in record.segments}}
-            sizes = {record.layout: self._pages.page_size(record.layout)}
-            if here is not None and here.sent:  # also what no watermark ever told of
-                epochs[here.shape.layout] = here.sent | epochs.get(here.shape.layout, set())
-                sizes[here.shape.layout] = here.shape.page_size
-            for layout, under in epochs.items():
-                await self._delete(record, here, under, layout, sizes[layout])
+            async with self._turns:
+                await self._drop(key, here)
         except StoreUnavailable as error:
             log.warning("pages_not_dropped", request=str(key), error=str(error))
+
+    async def _drop(self, key: RequestKey, here: Entry | None) -> None:
+        record = await self._store.get_request(key)
+        if record is None:
+            return
+        epochs: dict[str, set[int]] = {record.layout: {segment.epoch for segment in record.segments}}
+        sizes = {record.layout: self._pages.page_size(record.layout)}
+        if here is not None and here.sent:  # also what no watermark ever told of
+            epochs[here.shape.layout] = here.sent | epochs.get(here.shape.layout, set())
+            sizes[here.shape.layout] = here.shape.page_size
+        for layout, under in epochs.items():
+            await self._delete(record, here, under, layout, sizes[layout])
 
     async def unnamed(self, entry: Entry, record: RequestRecord) -> None:
         """Of a request that is not over, what went to the KV store under epochs whose watermark was never committed."""

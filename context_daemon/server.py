@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -205,10 +206,16 @@ class ContextServer(ContextServiceServicer):
         if beat is None or beat.done():  # one at a time: a store that is away must not pile them up
             beat = self._background(self._put_worker(status))
             self._beats[status.worker_id] = beat
+            beat.add_done_callback(partial(self._beaten, status.worker_id))
         await asyncio.wait([beat], timeout=_HEARTBEAT_WAIT_S)
         standing = self._board.current()
         metrics.NOTICES.set(len(standing))
         return pb.HeartbeatResponse(notices=[wire.notice_to_pb(notice) for notice in standing])
+
+    def _beaten(self, worker_id: str, beat: asyncio.Task[None]) -> None:
+        """Workers come and go, and their ids are never used twice: nothing is kept of them."""
+        if self._beats.get(worker_id) is beat:
+            del self._beats[worker_id]
 
     async def _put_worker(self, status: WorkerStatus) -> None:
         try:

@@ -17,7 +17,7 @@ from protos import context_pb2
 
 _KEPT_S = 5.0  # an arena is looked through in memory
 _STORED_S = 60.0  # the KV servers are gone through name by name
-_AT_ONCE = 32
+_AT_ONCE = 8  # questions to the durable store, each on a connection of its own
 _LIMIT = 1000
 _READY = 1000  # of a job, in line order: the store answers nobody else meanwhile
 
