@@ -49,21 +49,20 @@ class Collector:
         """Of this node's arena and, with `stored`, of all KV servers. Raises StoreUnavailable; what had been found until
         then is gone, and another call goes on."""
         blocks = self._reap(dry_run)
-        requests, arena_bytes = await self._arena(dry_run)
+        requests, arena_bytes = await self._arena(dry_run, stored)
         counts, stored_bytes = await self._stored(dry_run) if stored else (Counter[Why](), 0)
         found = Collected(dict(counts), stored_bytes, requests, arena_bytes, blocks)
         if not dry_run:
             log.info("collected", **msgspec.to_builtins(found))
         return found
 
-    async def _arena(self, dry_run: bool) -> tuple[int, int]:
+    async def _arena(self, dry_run: bool, stored: bool) -> tuple[int, int]:
         entries = {entry.key: entry for entry in self._table.entries()}
         over = [entries[key] for key, record in (await self._records(entries)).items() if is_over(record)]
         for entry in over if not dry_run else ():
             self._table.end(entry.key)
-            await self._drop.over(
-                entry.key, entry
-            )  # what is under way to the KV store has landed before that is listed
+            # Found, counted and deleted with the rest once it has landed, where the KV servers are gone through next.
+            await (self._drop.landed(entry.key) if stored else self._drop.over(entry.key, entry))
         return len(over), sum(map(_bytes, over))
 
     async def _stored(self, dry_run: bool) -> tuple[Counter[Why], int]:

@@ -29,6 +29,7 @@ from context_daemon.slabs import Slabs
 
 log = get_logger()
 
+_PAGE_SIZE = 16
 _GRANT_SHARE = 4  # of the arena, at most a quarter may be granted to one worker without being announced
 
 
@@ -72,6 +73,7 @@ class KVService:
         self.peers = PeerClient(self._landing)
         self.restorer = Restorer(self.table, self._lend, kv, self.peers, probed_links(self.arena), here)
         self._attached: dict[int, _Attached] = {}
+        self.page_sizes: dict[str, int] = {}  # by layout, of those that were ever written here
         self._attachments = 0
 
     async def close(self) -> None:
@@ -96,6 +98,7 @@ class KVService:
             )
         self._attachments += 1
         attached = self._attached[self._attachments] = _Attached(self._attachments, shape, pid, _started(pid), writer)
+        self.page_sizes[shape.layout] = shape.page_size
         granted = self._grant(attached, want)
         log.info("arena_attached", attachment=attached.number, pid=pid, layout=shape.layout, blocks=len(granted))
         return Attachment(self.arena.arena_id, self.arena.path, self.arena.total_bytes, attached.number, granted)
@@ -195,8 +198,8 @@ class KVService:
         self.shipper.due(item.key)
 
     def page_size(self, layout: str) -> int:
-        """Of a layout that was written here; 16 for any other."""
-        return next((item.shape.page_size for item in self._attached.values() if item.shape.layout == layout), 16)
+        """Of a layout that was ever written here; KVLayout's default for any other."""
+        return self.page_sizes.get(layout, _PAGE_SIZE)
 
     # -- tokens pass by ---------------------------------------------------------------------------------------------
     def committed(self, commit: TokenCommit, result: CommitResult) -> Entry | None:

@@ -17,7 +17,9 @@ async def pages_listed(request: pb.ListPagesRequest, service: KVService, kv: KVS
     """Raises ValueError for what is no job id. KV servers that are away make the answer shorter, and it says so."""
     one = wire.key_from_pb(request.key) if request.HasField("key") else None
     job_id = one.job_id if one else request.job_id
-    answer = pb.ListPagesResponse(arena_bytes=service.arena.total_bytes, arena_used_bytes=service.used_bytes)
+    answer = pb.ListPagesResponse(
+        arena_bytes=service.arena.total_bytes, arena_used_bytes=service.used_bytes, page_sizes=service.page_sizes
+    )
     for entry in service.table.entries():
         if job_id in ("", entry.key.job_id) and one in (None, entry.key):
             answer.arena.append(_in_arena(entry, service, one is not None))
@@ -29,7 +31,7 @@ async def pages_listed(request: pb.ListPagesRequest, service: KVService, kv: KVS
                     found += [page for page in batch if one in (None, page.key)]
         except StoreUnavailable as error:
             answer.stored_error = str(error)
-        answer.stored.extend(_in_store(found, service, one is not None))
+        answer.stored.extend(_in_store(found, one is not None))
     return answer
 
 
@@ -49,7 +51,7 @@ def _in_arena(entry: Entry, service: KVService, each: bool) -> pb.ArenaHolding:
     )
 
 
-def _in_store(pages: Iterable[StoredPage], service: KVService, each: bool) -> list[pb.StoreHolding]:
+def _in_store(pages: Iterable[StoredPage], each: bool) -> list[pb.StoreHolding]:
     """Pages by request, layout and epoch; one that was listed twice counts once."""
     groups: dict[tuple[RequestKey, str, int], dict[int, StoredPage]] = {}
     for page in pages:
@@ -62,7 +64,6 @@ def _in_store(pages: Iterable[StoredPage], service: KVService, each: bool) -> li
             bytes=sum(page.bytes for page in group.values()),
             held=[pb.PageHolding(page=n, epoch=epoch, bytes=group[n].bytes) for n in sorted(group)] if each else (),
             numbers=sorted(group),
-            page_size=service.page_size(layout),
         )
         for (key, layout, epoch), group in sorted(groups.items())
     ]

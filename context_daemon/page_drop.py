@@ -35,6 +35,10 @@ class PageDrop:
         self._store, self._kv, self._pages = store, kv, pages
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
+    async def landed(self, key: RequestKey) -> None:
+        """Until nothing that this daemon ships of a request that is over is under way any more."""
+        await self._pages.shipper.landed(key)
+
     async def over(self, key: RequestKey, here: Entry | None) -> None:
         """A request that is over; `here` is what the arena had of it."""
         try:

@@ -13,6 +13,8 @@ from context_daemon.watermark import epoch_of_page
 from protos import admin_pb2 as pb
 from protos import context_pb2
 
+_PAGE_SIZE = 16  # KVLayout's default, where no node that answers knows a layout
+
 
 @dataclass(frozen=True)
 class Found:
@@ -39,6 +41,11 @@ class Found:
             found[wire.key_from_pb(holding.key)].append(holding)
         return found
 
+    @cached_property
+    def page_sizes(self) -> Mapping[str, int]:
+        """By layout. The node that wrote a page knows, and it need not be the one that was asked for the KV servers."""
+        return {layout: size for answer in self.nodes.values() for layout, size in answer.page_sizes.items()}
+
     @property
     def keys(self) -> set[RequestKey]:
         return {*self.arenas, *self.store}
@@ -49,7 +56,11 @@ def context_item(key: RequestKey, record: RequestRecord | None, found: Found) ->
     by_layout: dict[str, list[context_pb2.StoreHolding]] = defaultdict(list)
     for holding in found.store.get(key, ()):
         by_layout[holding.layout].append(holding)
-    places += [_stored(layout, holdings, record) for layout, holdings in sorted(by_layout.items())]
+    sizes = found.page_sizes
+    places += [
+        _stored(layout, holdings, record, sizes.get(layout, _PAGE_SIZE))
+        for layout, holdings in sorted(by_layout.items())
+    ]
     item = pb.ContextItem(job_id=key.job_id, line=key.line, choice=key.choice, places=places)
     return item if record is None else _told(item, record)
 
@@ -75,20 +86,25 @@ def _arena(node_id: str, holding: context_pb2.ArenaHolding) -> pb.ContextPlace:
     )
 
 
-def _stored(layout: str, holdings: Sequence[context_pb2.StoreHolding], record: RequestRecord | None) -> pb.ContextPlace:
+def _stored(
+    layout: str,
+    holdings: Sequence[context_pb2.StoreHolding],
+    record: RequestRecord | None,
+    page_size: int,
+) -> pb.ContextPlace:
     return pb.ContextPlace(
         layout=layout,
         pages=sum(len(holding.numbers) for holding in holdings),
         bytes=sum(holding.bytes for holding in holdings),
-        restorable=_restorable(holdings, record) if record is not None and record.layout == layout else 0,
+        restorable=_restorable(holdings, record, page_size) if record is not None and record.layout == layout else 0,
         held=_pages(sorted((page for item in holdings for page in item.held), key=_position)),
     )
 
 
-def _restorable(holdings: Sequence[context_pb2.StoreHolding], record: RequestRecord) -> int:
+def _restorable(holdings: Sequence[context_pb2.StoreHolding], record: RequestRecord, size: int) -> int:
     """Up to the watermark or the first page that is not there under its segment's epoch. Bytes are checked as they come."""
     there = {(number, holding.epoch) for holding in holdings for number in holding.numbers}
-    size, page = holdings[0].page_size, 0
+    page = 0
     while page * size < record.watermark and (page, epoch_of_page(record.segments, page)) in there:
         page += 1
     return min(record.watermark, page * size)
@@ -114,4 +130,5 @@ def context_nodes(found: Found) -> list[pb.ContextNode]:
         )
         for address, answer in found.nodes.items()
     ]
+    answered.sort(key=lambda node: node.node_id)  # addresses say nothing to a reader, and their order changes
     return answered + [pb.ContextNode(address=address, error=error) for address, error in found.errors.items()]

@@ -367,7 +367,7 @@ class ListPagesRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., key: _Optional[_Union[RequestKey, _Mapping]] = ..., stored: _Optional[bool] = ...) -> None: ...
 
 class ListPagesResponse(_message.Message):
-    __slots__ = ("node_id", "arena_bytes", "arena_used_bytes", "arena", "stored", "stored_error", "bytes_per_s", "money_per_hour")
+    __slots__ = ("node_id", "arena_bytes", "arena_used_bytes", "arena", "stored", "stored_error", "bytes_per_s", "money_per_hour", "page_sizes")
     class BytesPerSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +382,13 @@ class ListPagesResponse(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class PageSizesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +397,7 @@ class ListPagesResponse(_message.Message):
     STORED_ERROR_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     MONEY_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     arena_bytes: int
     arena_used_bytes: int
@@ -398,7 +406,8 @@ class ListPagesResponse(_message.Message):
     stored_error: str
     bytes_per_s: _containers.ScalarMap[str, float]
     money_per_hour: _containers.ScalarMap[str, float]
-    def __init__(self, node_id: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., arena_used_bytes: _Optional[int] = ..., arena: _Optional[_Iterable[_Union[ArenaHolding, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoreHolding, _Mapping]]] = ..., stored_error: _Optional[str] = ..., bytes_per_s: _Optional[_Mapping[str, float]] = ..., money_per_hour: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    page_sizes: _containers.ScalarMap[str, int]
+    def __init__(self, node_id: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., arena_used_bytes: _Optional[int] = ..., arena: _Optional[_Iterable[_Union[ArenaHolding, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoreHolding, _Mapping]]] = ..., stored_error: _Optional[str] = ..., bytes_per_s: _Optional[_Mapping[str, float]] = ..., money_per_hour: _Optional[_Mapping[str, float]] = ..., page_sizes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ArenaHolding(_message.Message):
     __slots__ = ("key", "layout", "owner_epoch", "positions", "pages", "bytes", "held")
@@ -419,22 +428,20 @@ class ArenaHolding(_message.Message):
     def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., owner_epoch: _Optional[int] = ..., positions: _Optional[int] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ...) -> None: ...
 
 class StoreHolding(_message.Message):
-    __slots__ = ("key", "layout", "epoch", "bytes", "held", "numbers", "page_size")
+    __slots__ = ("key", "layout", "epoch", "bytes", "held", "numbers")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     layout: str
     epoch: int
     bytes: int
     held: _containers.RepeatedCompositeFieldContainer[PageHolding]
     numbers: _containers.RepeatedScalarFieldContainer[int]
-    page_size: int
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., page_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., layout: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PageHolding, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PageHolding(_message.Message):
     __slots__ = ("page", "epoch", "bytes")
