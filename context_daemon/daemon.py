@@ -109,8 +109,10 @@ class ContextDaemon:
         self._log.warning("notices_not_exchanged", error=error)
 
     def _going(self) -> bool:
-        """This machine has been told that it goes."""
-        return any(notice.kind is not NoticeKind.REBALANCE for notice in self._board.current())
+        """This machine has been told that it goes. In `grace`, where nothing has left it so far, a hint that it may will do;
+        `auto` keeps to its budget, for a hint may stand for hours."""
+        hints = self._config.kv_commit is KVCommit.GRACE
+        return any(hints or notice.kind is not NoticeKind.REBALANCE for notice in self._board.current())
 
     async def start(self) -> int:
         """Raises OSError when the address cannot be used."""

@@ -112,11 +112,18 @@ class KVService:
         for attached in gone:
             count += len(attached.granted)
             if not dry_run:
+                self._disown(attached)
                 for block in attached.granted:
                     self._slabs.give(block)
                 del self._attached[attached.number]
                 log.info("arena_detached", attachment=attached.number, pid=attached.pid, blocks=len(attached.granted))
         return count
+
+    def _disown(self, gone: _Attached) -> None:
+        """What a dead process wrote on in is open no more, and goes by worth like what any waiting request has here."""
+        for entry in () if _lives(gone) else self.table.entries():
+            if entry.writer == gone.number and entry.owner:
+                self.table.disown(entry.key, entry.owner)
 
     def _grant(self, attached: _Attached, want: int) -> tuple[int, ...]:
         most = max(1, self._slabs.blocks_of(attached.shape.block_bytes) // _GRANT_SHARE)
@@ -176,7 +183,8 @@ class KVService:
         )
 
     def _progress(self, key: RequestKey, epoch: int) -> Progress:
-        return Progress(self.table.stored(key, epoch), self.shipper.losses.count(key, epoch))
+        hole = self.table.hole(key, epoch) if self.shipper.policy.ships else (0, 0)
+        return Progress(self.table.stored(key, epoch), self.shipper.losses.count(key, epoch), *hole)
 
     def _take_in(self, attached: _Attached, item: SlotRange) -> None:
         shape, size = attached.shape, attached.shape.page_size
@@ -193,7 +201,7 @@ class KVService:
                     raise ValueError(f"block {block} of {item.key} was not granted to attachment {attached.number}")
                 continue  # a late or a repeated word: the request ended, or the page was evicted meanwhile
             start, stop = max(item.start, number * size), min(item.stop, (number + 1) * size)
-            self.table.announce(item.key, shape, item.epoch, item.prompt_tokens, start, [block], stop)
+            self.table.announce(item.key, shape, item.epoch, item.prompt_tokens, start, [block], stop, attached.number)
         metrics.ARENA_SLOTS.inc(item.stop - item.start)
         self.shipper.due(item.key)
 

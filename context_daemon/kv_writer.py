@@ -49,10 +49,13 @@ class SlotRange:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`stored` positions are in the KV store. `losses` grows with each time that the request's KV server came back empty,
-    from 0 when the epoch's owner began: all that the owner has is then to be written again, from position 0."""
+    from 0 when the epoch's owner began: all that the owner has is then to be written again, from position 0. Positions
+    `[hole_start, hole_stop)` left the arena before they were stored: they alone are to be written again."""
 
     stored: int
     losses: int
+    hole_start: int = 0
+    hole_stop: int = 0
 
 
 @dataclass(frozen=True, slots=True)

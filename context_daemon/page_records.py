@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from context_daemon.kv_slots import framed_size
+from context_daemon.page_holes import Holes
 from context_daemon.records import RequestKey
 
 
@@ -51,6 +52,8 @@ class Entry:
     stored: dict[int, int] = field(default_factory=dict)  # positions in the KV store without a hole, by epoch
     unshipped: set[tuple[int, int]] = field(default_factory=set)  # (page, epoch) of which the store lacks something
     sent: set[int] = field(default_factory=set)  # epochs of which something went to the KV store
+    holes: Holes = field(default_factory=Holes)
+    writer: int = 0  # attachment that wrote last
     owner: int = 0  # epoch that runs on this node; 0: none
     disowned: int = 0  # epochs up to this one are over, whatever is still heard of them
 

@@ -43,7 +43,15 @@ class PageTable:
 
     # -- what owners say --------------------------------------------------------------------------------------------
     def announce(
-        self, key: RequestKey, shape: Shape, epoch: int, prompt: int, start: int, blocks: list[int], stop: int
+        self,
+        key: RequestKey,
+        shape: Shape,
+        epoch: int,
+        prompt: int,
+        start: int,
+        blocks: list[int],
+        stop: int,
+        writer: int = 0,
     ) -> int:
         """Slots of positions `[start, stop)` are written, in one block for each page touched.
 
@@ -55,6 +63,8 @@ class PageTable:
             return stop
         entry = self._entry(key, shape)
         if epoch > entry.disowned:
+            if epoch >= entry.owner:
+                entry.writer = writer
             entry.owner = max(entry.owner, epoch)
         entry.prompt = prompt
         entry.known[epoch] = max(entry.known.get(epoch, 0), prompt + self._lengths.get((key, epoch), 0))
@@ -91,6 +101,7 @@ class PageTable:
                 self._release(page.block)
                 entry.unshipped.discard((number, epoch))
             page = by_epoch[epoch] = Page(epoch, block)
+            entry.holes.written((number, epoch))
         if first <= page.count:
             page.version += first < page.count
             page.stored = min(page.stored, first)  # written again: once more to be shipped
@@ -199,6 +210,8 @@ class PageTable:
         if entry is None or entry.shape != due.shape:
             return
         page = entry.pages.get(due.number, {}).get(due.epoch)
+        if page is None and due.stop == due.shape.page_size:
+            entry.holes.landed((due.number, due.epoch))
         if page is not None and page.block == due.block:
             if page.version != due.version or page.stored < due.start:
                 return
@@ -215,7 +228,12 @@ class PageTable:
         if not first + due.start <= reach < first + due.stop:
             return
         reach = first + due.stop
-        while (page := entry.pages.get(reach // size, {}).get(due.epoch)) is not None and page.stored > reach % size:
+        while True:
+            if reach % size == 0:
+                reach = entry.holes.over(reach // size, due.epoch) * size
+            page = entry.pages.get(reach // size, {}).get(due.epoch)
+            if page is None or page.stored <= reach % size:
+                break
             reach = reach // size * size + page.stored
         entry.stored[due.epoch] = reach
 
@@ -224,6 +242,7 @@ class PageTable:
         entry = self._entries.get(key)
         if entry is not None:
             entry.stored = dict.fromkeys(entry.stored, 0)
+            entry.holes.clear()  # its owner hears of the loss, and writes all again
             for number, page in entry.all():
                 page.stored = 0
                 if page.count:
@@ -238,6 +257,16 @@ class PageTable:
         entry = self._entries.get(key)
         return entry.stored.get(epoch, 0) if entry else 0
 
+    def hole(self, key: RequestKey, epoch: int) -> tuple[int, int]:
+        """Positions `[start, stop)`, whole pages, that left the arena before the store had them and hold up what is behind.
+        An empty range as long as anything of the request is still to be shipped: what fills a hole would push that out."""
+        entry = self._entries.get(key)
+        if entry is None or entry.unshipped or epoch != entry.owner or epoch not in entry.stored:
+            return 0, 0
+        size = entry.shape.page_size
+        first, last = entry.holes.first(entry.stored[epoch] // size, epoch)
+        return first * size, last * size
+
     # -- room -------------------------------------------------------------------------------------------------------
     def evict(self, key: RequestKey, number: int, epoch: int) -> bool:
         """Forget one page. False if it is gone, or is still being written by its owner."""
@@ -247,6 +276,7 @@ class PageTable:
             return False
         del entry.pages[number][epoch]
         entry.unshipped.discard((number, epoch))
+        entry.holes.pushed_out((number, epoch), page.stored >= entry.shape.page_size)
         if not entry.pages[number]:
             del entry.pages[number]
         if not entry.pages and not entry.owner:

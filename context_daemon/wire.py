@@ -130,7 +130,14 @@ def range_from_pb(m: pb.SlotRange) -> SlotRange:
 
 def progress_to_pb(owned: Owned, progress: Progress | None = None) -> pb.KVProgress:
     told = progress or Progress(0, 0)
-    return pb.KVProgress(key=key_to_pb(owned[0]), epoch=owned[1], stored=told.stored, losses=told.losses)
+    return pb.KVProgress(
+        key=key_to_pb(owned[0]),
+        epoch=owned[1],
+        stored=told.stored,
+        losses=told.losses,
+        hole_start=told.hole_start,
+        hole_stop=told.hole_stop,
+    )
 
 
 def announced_to_pb(a: Announced) -> pb.WriteSlotsResponse:
@@ -143,7 +150,10 @@ def announced_to_pb(a: Announced) -> pb.WriteSlotsResponse:
 
 
 def announced_from_pb(m: pb.WriteSlotsResponse) -> Announced:
-    progress = {(key_from_pb(item.key), item.epoch): Progress(item.stored, item.losses) for item in m.progress}
+    progress = {
+        (key_from_pb(item.key), item.epoch): Progress(item.stored, item.losses, item.hole_start, item.hole_stop)
+        for item in m.progress
+    }
     return Announced(progress, tuple(m.granted), m.ships, m.grant)
 
 

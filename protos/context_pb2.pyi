@@ -175,16 +175,20 @@ class WriteSlotsRequest(_message.Message):
     def __init__(self, arena_id: _Optional[str] = ..., attachment: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., want_blocks: _Optional[int] = ..., grant: _Optional[int] = ...) -> None: ...
 
 class KVProgress(_message.Message):
-    __slots__ = ("key", "epoch", "stored", "losses")
+    __slots__ = ("key", "epoch", "stored", "losses", "hole_start", "hole_stop")
     KEY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    HOLE_START_FIELD_NUMBER: _ClassVar[int]
+    HOLE_STOP_FIELD_NUMBER: _ClassVar[int]
     key: RequestKey
     epoch: int
     stored: int
     losses: int
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., stored: _Optional[int] = ..., losses: _Optional[int] = ...) -> None: ...
+    hole_start: int
+    hole_stop: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., epoch: _Optional[int] = ..., stored: _Optional[int] = ..., losses: _Optional[int] = ..., hole_start: _Optional[int] = ..., hole_stop: _Optional[int] = ...) -> None: ...
 
 class WriteSlotsResponse(_message.Message):
     __slots__ = ("progress", "granted", "ships", "grant")

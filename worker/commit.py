@@ -17,7 +17,8 @@ from context_daemon.kv_writer import Announced, ArenaGone, KVWriter, Owned, Slot
 from context_daemon.observability import get_logger
 from context_daemon.records import CommitResult, TokenCommit
 from context_daemon.store import StoreUnavailable
-from worker.ledger import KVRange, Ledger, Outcome
+from worker.held import KVRange, Outcome
+from worker.ledger import Ledger
 from worker.metrics import COMMIT_LATENCY, COMMIT_STATUS, KV_BYTES, KV_FAILURES, STORE_AWAY
 
 log = get_logger()
@@ -191,6 +192,9 @@ class KVCommitter(_Thread):
         self._ledger.kv_written([w.item for w in sent if (w.item.key, w.item.epoch) not in lost])
         stored = {owned: progress.stored for owned, progress in answer.progress.items() if owned not in lost}
         moved = self._ledger.kv_stored(stored, answer.ships)
+        self._ledger.kv_holes(
+            {owned: (p.hole_start, p.hole_stop) for owned, p in answer.progress.items() if owned in stored}
+        )
         # In a mode that ships little, asking at the pace of one that ships all would only cost.
         self._patience_s = _ASK_S if moved or sent else min(2 * self._patience_s, _IDLE_S)
 

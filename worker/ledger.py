@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from context_daemon.records import (
     CommitResult,
@@ -18,70 +17,10 @@ from context_daemon.records import (
     Finish,
     KVWatermark,
     RequestKey,
-    RequestSpec,
     ResumeReport,
     TokenCommit,
 )
-
-
-@dataclass(slots=True)
-class Held:
-    """One owned sequence. Positions count prompt and generated tokens, `tokens` the generated ones only."""
-
-    key: RequestKey
-    token: FencingToken
-    spec: RequestSpec
-    tokens: list[int]
-    acked: int  # generated tokens the store holds
-    kv_len: int = 0  # positions with KV in the engine
-    kv_queued: int = 0  # positions written to the arena, under way to the daemon's knowledge
-    kv_arena: int = 0  # positions the daemon knows in the arena
-    kv_stored: int = 0  # positions the KV store has under this epoch
-    kv_losses: int = 0  # times that the KV store was heard to have lost it
-    first_page: int = 0  # this epoch's pages start here
-    watermark_sent: int = 0
-    finish: Finish | None = None
-    resume: ResumeReport | None = None
-    exact: bool = True
-    frozen: bool = False  # being handed over: produces nothing more
-
-    @property
-    def owned(self) -> tuple[RequestKey, int]:
-        return self.key, self.token.epoch
-
-    @property
-    def uncommitted(self) -> int:
-        return len(self.tokens) - self.acked
-
-    @property
-    def total(self) -> int:
-        return len(self.spec.prompt_token_ids) + len(self.tokens)
-
-    def flushed(self, ships: bool) -> bool:
-        """All that the engine produced is acknowledged, as far as KV is shipped at all; the hand-over may carry it."""
-        reached = self.kv_stored if ships else self.kv_arena
-        return self.uncommitted == 0 and reached >= min(self.kv_len, self.total - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class KVRange:
-    """Slots `[start, stop)` of a sequence, due to be exported and written."""
-
-    key: RequestKey
-    epoch: int
-    start: int
-    stop: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the loop must do after a commit was answered."""
-
-    fenced: list[RequestKey] = field(default_factory=list)
-    diverged: list[tuple[RequestKey, int]] = field(default_factory=list)  # and the store's length
-    finished: list[RequestKey] = field(default_factory=list)
-    dropped: list[Held] = field(default_factory=list)  # the fenced and the diverged, to be forgotten by the loop
-    acked_tokens: int = 0
+from worker.held import Held, KVRange, Outcome
 
 
 class Ledger:
@@ -276,12 +215,37 @@ class Ledger:
             for held in self._held.values():
                 if held.finish is not None or (held.frozen if only is None else only != held.key):
                     continue
+                filling = self._fill(held, max_slots)
+                ranges += filling
+                max_slots -= len(filling) * self._page_size
                 while max_slots > 0 and held.kv_queued < held.kv_len:
                     count = min(held.kv_len - held.kv_queued, max_slots, self._max_range_slots)
                     ranges.append(KVRange(held.key, held.token.epoch, held.kv_queued, held.kv_queued + count))
                     held.kv_queued += count
                     max_slots -= count
         return ranges
+
+    def _fill(self, held: Held, max_slots: int) -> list[KVRange]:
+        """Page by page: in a full arena some may find room where all do not."""
+        start, stop = held.hole
+        stop, held.hole = min(stop, start + max_slots // self._page_size * self._page_size), (0, 0)
+        held.filling = held.filling or stop > start
+        pages = range(start, stop, self._page_size)
+        return [KVRange(held.key, held.token.epoch, page, page + self._page_size) for page in pages]
+
+    def kv_holes(self, holes: Mapping[tuple[RequestKey, int], tuple[int, int]]) -> None:
+        """What the arena lost of these before it was in the KV store. Due again while it is resident, once at a time: the
+        daemon says it until it is filled. A frozen sequence has left the engine, and goes without."""
+        with self.changed:
+            for (key, epoch), (start, stop) in holes.items():
+                held = self._held.get(key)
+                if held is None or held.token.epoch != epoch or held.filling or start >= stop:
+                    continue
+                if held.frozen:
+                    held.kv_len = min(held.kv_len, start)
+                elif stop <= min(held.kv_arena, held.kv_len):
+                    held.hole = start, stop
+            self.changed.notify_all()
 
     def kv_written(self, ranges: Iterable[KVRange]) -> None:
         """The daemon knows of these slots in the arena."""
@@ -290,6 +254,7 @@ class Ledger:
                 held = self._held.get(item.key)
                 # A word that arrived after a lost one before it must not hide the hole.
                 if held is not None and held.token.epoch == item.epoch and item.start <= held.kv_arena:
+                    held.filling = held.filling and item.stop > held.kv_arena
                     held.kv_arena = max(held.kv_arena, item.stop)
             self.changed.notify_all()
 
@@ -320,6 +285,9 @@ class Ledger:
                 held = self._held.get(item.key)
                 if held is None or held.token.epoch != item.epoch:
                     continue
+                if item.stop <= held.kv_arena:
+                    held.filling = False  # of a hole: the daemon will tell of it again
+                    continue
                 held.kv_queued = min(held.kv_queued, item.start)
                 if held.frozen:
                     held.kv_len = min(held.kv_len, item.start)
@@ -344,6 +312,7 @@ class Ledger:
                 elif held.owned not in lost:
                     continue
                 held.kv_queued = held.kv_arena = held.kv_stored = held.first_page = held.watermark_sent = 0
+                held.hole, held.filling = (0, 0), False
                 if held.frozen:
                     held.kv_len = 0  # it has left the engine: nothing of it is worth waiting for
             self.changed.notify_all()

@@ -19,7 +19,8 @@ from context_daemon.records import FencingToken, Finish, RequestKey, ResumeRepor
 from worker.answer import Answer
 from worker.commit import KVCommitter, WrittenKV
 from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, SlotSpan, StepOutput
-from worker.ledger import Held, Ledger
+from worker.held import Held
+from worker.ledger import Ledger
 from worker.metrics import (
     BACK_PRESSURE,
     GENERATION_TOKENS,

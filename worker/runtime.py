@@ -30,7 +30,8 @@ from worker import drain
 from worker.answer import AnswerBuilder
 from worker.commit import KVCommitter, TokenCommitter
 from worker.engine.protocol import Engine, EngineFault
-from worker.ledger import Held, Ledger, Outcome
+from worker.held import Held, Outcome
+from worker.ledger import Ledger
 from worker.loop import Admission, StepLoop
 from worker.metrics import HANDED_OVER
 from worker.status import RuntimeOptions, engine_status, loading_status

@@ -31,7 +31,8 @@ from context_daemon.records import (
 )
 from context_daemon.store import StoreUnavailable
 from worker.commit import KVCommitter, WrittenKV
-from worker.ledger import Held, KVRange, Ledger
+from worker.held import Held, KVRange
+from worker.ledger import Ledger
 
 LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=2, num_kv_heads=4, head_dim=16, page_size=4)
 SIZE, SLOT, PROMPT = LAYOUT.page_size, LAYOUT.slot_bytes, 6

@@ -14,7 +14,8 @@ from context_daemon.records import (
     SamplingParams,
     TokenCommit,
 )
-from worker.ledger import Held, KVRange, Ledger
+from worker.held import Held, KVRange
+from worker.ledger import Ledger
 
 PAGE = 16
 PROMPT = tuple(range(20))
