@@ -238,7 +238,9 @@ def run_commit_bench(
             for _ in range(segments):
                 off.run(bench, partial(bench.off, batch))
                 on.run(bench, committed)
-            rows.append(_row(batch, bench.bytes_per_step(batch), steps, off, on, sorted(lags)))
+            spare = len(os.sched_getaffinity(0)) - threads
+            row = _row(batch, bench.bytes_per_step(batch), steps, off, on, sorted(lags))
+            rows.append(row | {"spare_cores": max(0, spare)})
     return rows
 
 
@@ -254,6 +256,7 @@ def _row(batch: int, bytes_per_step: int, steps: int, off: _Side, on: _Side, lag
         "ratio_low": round(ratios[low], 4),
         "ratio_high": round(ratios[high], 4),
         "bytes_per_step": bytes_per_step,
+        "worker_cpu_ms": round(1e3 * on.worker_cpu / all_steps, 2),  # engine and committers, a step
         "worker_cpu_ms_more": round(1e3 * (on.worker_cpu - off.worker_cpu) / all_steps, 2),
         "daemon_cpu_ms": round(1e3 * on.daemon_cpu / all_steps, 2),
         "lag_p50_ms": round(lags[len(lags) // 2], 2),

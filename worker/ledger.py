@@ -228,7 +228,8 @@ class Ledger:
     def _fill(self, held: Held, max_slots: int) -> list[KVRange]:
         """Page by page: in a full arena some may find room where all do not."""
         start, stop = held.hole
-        stop, held.hole = min(stop, start + max_slots // self._page_size * self._page_size), (0, 0)
+        size, held.hole = self._page_size, (0, 0)
+        stop = min(stop, start + max_slots // size * size, held.kv_len // size * size)  # fewer may be resident by now
         held.filling = held.filling or stop > start
         pages = range(start, stop, self._page_size)
         return [KVRange(held.key, held.token.epoch, page, page + self._page_size) for page in pages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ def _batches(_: click.Context, __: click.Parameter, value: str) -> list[int]:
     return batches
 
 
-_batch_option = click.option("--batch", "batches", default="1,8,32", show_default=True, callback=_batches)
+def _batch_option(default: str = "1,8,32") -> Callable[[Any], Any]:
+    return click.option("--batch", "batches", default=default, show_default=True, callback=_batches)
+
+
 _model_option = click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -43,7 +47,7 @@ _threads_option = click.option(
 
 
 @bench.command()
-@_batch_option
+@_batch_option("1,8,32,64")
 @click.option("--segments", type=click.IntRange(min=1), default=30, show_default=True, help="Pairs of segments.")
 @click.option("--steps", type=click.IntRange(min=2), default=24, show_default=True, help="Decode steps a segment.")
 @_model_option
@@ -60,7 +64,7 @@ def commit(
 
 
 @bench.command()
-@_batch_option
+@_batch_option()
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(min=2), default=32, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Engines take turns; medians.")
@@ -105,7 +109,7 @@ def resume(contexts: list[int], rounds: int, model: Path | None, threads: int | 
 
 
 @bench.command()
-@_batch_option
+@_batch_option()
 @click.option("--kv-servers", "servers", default="1,2,3", show_default=True, callback=_batches)
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="For each row.")
 @json_option

@@ -27,6 +27,7 @@ from context_daemon.records import (
     Finish,
     InterruptionCause,
     KVLayout,
+    KVWatermark,
     Lease,
     Notice,
     NoticeKind,
@@ -245,6 +246,58 @@ async def test_what_leaves_the_node_before_and_after_a_notice(
         assert node.stored_bytes() == 0
     else:
         until(lambda: node.stored_bytes() == whole)
+
+
+async def test_a_hint_lets_go_what_grace_holds(node: Node, store: RedisStore) -> None:
+    client = node.start("--kv-commit", "grace")
+    await start_job(store)
+    owner, pages = await lease(store, 1, "w1"), Pages(client)
+    pages.put(owner, 0, 24)
+    await asyncio.sleep(0.5)
+    assert node.stored_bytes() == 0
+    client.raise_notice(Notice("node-1", NoticeKind.REBALANCE, time.time() + 60, "test"))
+    pages.stored(owner, 24)
+
+
+async def test_what_was_pushed_out_unshipped_is_filled_in_when_the_kv_server_is_back(
+    node: Node, store: RedisStore
+) -> None:
+    """Forty pages through an arena of sixteen while the KV server hangs: it comes back as it was, and lacks most of them."""
+    client, size, pages = node.start("--arena-bytes", str(1 << 20)), WIDE.page_size, 40
+    await start_job(store)
+    owner = await lease(store, 1, "w1")
+    owned = (owner.key, owner.token.epoch)
+    writer = KVWriter(client, WIDE, spare_blocks=4)
+    writer.attach()
+
+    def put(page: int) -> None:
+        raw = bytes([page + 1]) * (size * WIDE.slot_bytes)
+        written = writer.write(owner.key, 1, PROMPT, page * size, raw)
+        writer.announce([written] if written else [])
+
+    def caught_up() -> bool:
+        told = writer.announce([], [owned]).progress[owned]
+        for start in range(told.hole_start, told.hole_stop, size):
+            put(start // size)
+        return told.stored == pages * size
+
+    node.servers.kv.pause()
+    for page in range(pages):
+        put(page)
+    assert node.metric("tideover_arena_evicted_pages_total") >= pages - 16
+    node.servers.kv.resume()
+    until(caught_up, 60)
+    known = pages * size
+    tokens = tuple(range(known + 1 - PROMPT))
+    client.commit([TokenCommit(owner.key, owner.token, 0, tokens, KVWatermark(known, 0, WIDE.fingerprint))])
+    node.daemon.end(signal.SIGKILL)
+    node.daemon.start()
+    await store.requeue("job", 1, [(owner.key, owner.token)], InterruptionCause.WORKER_DIED)
+    second = await lease(store, 1, "w2", epoch=2)
+    restored = available(lambda: client.restore(second.key, second.token, "w2", WIDE))
+    assert (restored.record.watermark, restored.positions, restored.sources) == (known, known, ("store",))
+    whole = b"".join(bytes([page + 1]) * (size * WIDE.slot_bytes) for page in range(pages))
+    assert bytes(restored.kv) == whole
 
 
 async def test_what_its_kv_costs_is_shown_and_what_is_not_known_is_not(node: Node, store: RedisStore) -> None:

@@ -156,6 +156,7 @@ def test_what_was_granted_to_a_dead_process_is_taken_back_even_from_a_zombie(
     Worker(service)
     process.communicate()
     assert service._slabs.used_bytes == 2 * used + SHAPE.block_bytes, "announced pages stay"
+    assert [entry.owner for entry in service.table.entries()] == [0], "and wait for whoever comes next"
     assert balanced(service)
 
 

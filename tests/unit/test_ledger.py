@@ -320,3 +320,24 @@ def test_a_frozen_sequence_goes_without_what_found_no_room() -> None:
     stored(ledger, item, 10)
     mark = ledger.watermark(item)
     assert ledger.wait_flushed(item.key, 0) and mark is not None and mark.positions == 10
+
+
+def test_a_hole_is_filled_page_by_page_while_it_is_resident_and_once_at_a_time() -> None:
+    item = held()
+    ledger = Ledger("lay", 4)
+    ledger.add(item, 0)
+    ledger.computed({item.key: 20})
+    ledger.kv_written(ledger.take_kv(100))
+    ledger.kv_holes({item.owned: (4, 12)})
+    due = ledger.take_kv(6)
+    assert [(part.start, part.stop) for part in due] == [(4, 8)], "as many pages as there is room for"
+    ledger.kv_holes({item.owned: (4, 12)})
+    assert ledger.take_kv(100) == [], "it is under way"
+    ledger.kv_refused(due)
+    assert item.kv_queued == 20, "what lies behind is not written again"
+    ledger.kv_holes({item.owned: (4, 12)})
+    ledger.computed({item.key: 8})
+    assert [(part.start, part.stop) for part in ledger.take_kv(100)] == [(4, 8)], "what is still resident of it"
+    ledger.kv_refused(due)
+    ledger.kv_holes({item.owned: (4, 12)})
+    assert ledger.take_kv(100) == [], "not resident"

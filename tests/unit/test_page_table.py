@@ -396,3 +396,18 @@ def test_what_is_lost_is_due_again_from_the_first_slot_on(table: PageTable) -> N
     for due in under_way:  # went to the new server: it has these two, and not the third
         table.mark_stored(due)
     assert table.stored(KEYS[0], 1) == 6 and [(d.start, d.stop) for d in table.due(KEYS[0])] == [(2, 3)]
+
+
+def test_a_page_pushed_out_unshipped_is_a_hole_until_it_is_there_again(table: PageTable) -> None:
+    put(table, 0, 16, [1, 2, 3, 4])
+    first, second, third, fourth = table.due(KEYS[0])
+    assert table.evict(KEYS[0], 1, 1) and second.number == 1
+    assert table.hole(KEYS[0], 1) == (0, 0), "others are still to be shipped"
+    for due in (first, third, fourth):
+        table.mark_stored(due)
+    assert table.evict(KEYS[0], 2, 1), "in the store"
+    assert (table.stored(KEYS[0], 1), table.hole(KEYS[0], 1)) == (4, (4, 8))
+    put(table, 4, 8, [5])
+    assert table.hole(KEYS[0], 1) == (0, 0)
+    table.mark_stored(*table.due(KEYS[0]))
+    assert table.stored(KEYS[0], 1) == 16, "over what was stored behind it and has left since"
