@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import msgspec
-import numpy as np
 
 from context_daemon import wire
-from context_daemon.kv_metrics import ABSENT_PAGES
-from context_daemon.kv_slots import bare, identity, verify
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
 from context_daemon.page_records import Shape
 from context_daemon.rates import PrefillCost
@@ -25,10 +23,10 @@ from context_daemon.records import (
     Lease,
     Notice,
     RequestKey,
-    RequestRecord,
     TokenCommit,
     WorkerStatus,
 )
+from context_daemon.restore_stream import RestoreStream
 from context_daemon.store import StoreUnavailable
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceStub
@@ -58,15 +56,6 @@ class NotOwner(Exception):
 
 class UnknownRequest(NotOwner):
     """The store knows no such request: nothing can be owned."""
-
-
-class Restored(NamedTuple):
-    """`kv` holds the raw slots of positions `[0, positions)`, verified; `sources` are where they came from."""
-
-    record: RequestRecord
-    kv: memoryview
-    positions: int
-    sources: tuple[str, ...]
 
 
 class ContextClient:
@@ -123,26 +112,25 @@ class ContextClient:
             raise ArenaGone(str(error)) from error
         return wire.announced_from_pb(answer)
 
-    def restore(
+    @contextmanager
+    def restoring(
         self,
         key: RequestKey,
         token: FencingToken,
         worker_id: str,
         layout: KVLayout,
-        want_kv: bool = True,
         arena: KVWriter | None = None,
         prefill: PrefillCost = EXPENSIVE,
         only: str = "",
-    ) -> Restored:
-        """The record and what could be had of its KV; pages of `arena` are read where they lie, and none come when `prefill`
-        says that computing is sooner. `only` names the one source that may be used, for measurements. Raises NotOwner when
-        the lease is not this worker's. Lost KV only makes the answer shorter."""
+    ) -> Iterator[RestoreStream]:
+        """The record and what can be had of its KV. Pages of `arena` are read where they lie, and stay there until the end
+        of the `with`; none come when `prefill` says that computing is sooner. `only` names the one source that may be used,
+        for measurements. Raises NotOwner when the lease is not this worker's. Lost KV only makes it shorter."""
         request = pb.RestoreRequest(
             key=wire.key_to_pb(key),
             token=wire.token_to_pb(token),
             worker_id=worker_id,
             layout=layout.fingerprint,
-            want_kv=want_kv,
             arena_id=arena.arena_id if arena else "",
             slot_bytes=layout.slot_bytes,
             page_size=layout.page_size,
@@ -151,11 +139,9 @@ class ContextClient:
         )
         call = self._kv.Restore(request, timeout=self._kv_timeout_s)
         try:
-            return _receive(key, layout, arena, iter(call))
-        except grpc.RpcError as error:
-            self._raise_named(error)
+            yield RestoreStream(layout, arena, iter(call), self._call)
         finally:
-            call.cancel()  # the rest of the stream is not wanted; after its end this does nothing
+            call.cancel()  # what is left of the stream is not wanted; after its end this does nothing
 
     def handover(
         self,
@@ -218,36 +204,3 @@ class ContextClient:
 
 def _status(error: Any) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details() or error.code().name
-
-
-def _pages(stream: Iterator[pb.RestoreResponse]) -> Iterator[pb.RestoredPage]:
-    for part in stream:
-        if not part.pages.pages:
-            return  # that was all; the daemon waits for us to end the call
-        yield from part.pages.pages
-
-
-def _receive(
-    key: RequestKey, layout: KVLayout, arena: KVWriter | None, stream: Iterator[pb.RestoreResponse]
-) -> Restored:
-    record = msgspec.msgpack.decode(next(stream).record, type=RequestRecord)
-    wanted = max(0, len(record.spec.prompt_token_ids) + len(record.tokens) - 1)
-    raw, positions = np.empty((wanted, layout.slot_bytes), np.uint8), 0
-    sources: list[str] = []
-    for page in _pages(stream):
-        first = page.page * layout.page_size
-        if first != positions or positions >= wanted:
-            break
-        # A block may be another page's by now, or any moment: what is checked must be what is taken.
-        framed = memoryview(page.slots or (bytes(arena.read(page.block, page.count)) if arena else b""))
-        whose = identity(key, page.epoch, layout.fingerprint)
-        good = verify(framed, whose, first, layout.slot_bytes, layout.page_size)
-        expected = min(page.count, wanted - first)
-        slots = min(good.slots, expected)
-        raw[first : first + slots] = bare(framed, slots, layout.slot_bytes)
-        positions += slots
-        sources.append(page.source)
-        if slots < expected:
-            ABSENT_PAGES.labels(str(good.reason)).inc()
-            break
-    return Restored(record, raw[:positions].reshape(-1).data, positions, tuple(dict.fromkeys(sources)))

@@ -23,7 +23,7 @@ from context_daemon.page_table import PageTable
 from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
 from context_daemon.records import CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
-from context_daemon.restorer import Restorer, Wish, probed_links
+from context_daemon.restorer import Choice, Restorer, Wish, probed_links
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs
 
@@ -237,10 +237,10 @@ class KVService:
             for end in ends:
                 end()
 
-    async def pages(self, wish: Wish, borrowed: Keep | None) -> AsyncGenerator[Piece, None]:
+    async def pages(self, wish: Wish, chosen: Choice, borrowed: Keep | None) -> AsyncGenerator[Piece, None]:
         """What `Restorer.pages` brings: in the arena under `borrowed`, those from elsewhere in a free block as long as there
         is one; as bytes where nothing can be borrowed."""
-        async with self.borrowing() as own, aclosing(self.restorer.pages(wish, borrowed or own)) as pieces:
+        async with self.borrowing() as own, aclosing(self.restorer.pages(wish, chosen, borrowed or own)) as pieces:
             async for piece in pieces:
                 if not borrowed:
                     yield self._copied(piece, wish.shape)

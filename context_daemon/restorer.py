@@ -25,7 +25,6 @@ from context_daemon.watermark import epoch_of_page
 
 log = get_logger()
 
-_NO_SPLIT = 1.0  # a margin that no split can win by: the engine takes in a prefix only
 _DESCRIBE_S = 0.5
 _GUESS = LinkRate(5e8, 2e-3)  # half a 10 Gbit/s link
 
@@ -100,6 +99,17 @@ class Wish:
         return -(-self.wanted // self.shape.page_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Pages of `[fetch_from, fetch_to)` are to come, the plan's source first; where it ends early the next one goes on.
+    Nothing at all when computing is sooner."""
+
+    path: Path
+    order: tuple[SourceOffer, ...]
+    fetch_from: int
+    fetch_to: int
+
+
 class Restorer:
     """`lend(held)` gives a page of this node's arena as a Piece; `here` is this daemon's own address."""
 
@@ -116,18 +126,21 @@ class Restorer:
         self._links, self._here = links, here
         self.error = PredictionError()
 
-    async def pages(self, wish: Wish, keep: Keep) -> AsyncGenerator[Piece, None]:
-        """The pages from the first on, until one is nowhere to be had; blocks are freed by what `keep` is given. The first
-        source is the planner's; where it ends early the next one goes on. Nothing at all when computing is sooner."""
+    async def choose(self, wish: Wish) -> Choice:
+        """Asks the sources what they have, and the planner what of it to use."""
         offers = await self._offers(wish)
-        chosen = plan(
-            wish.wanted, wish.shape.slot_bytes, wish.shape.page_size, offers, wish.prefill, split_margin=_NO_SPLIT
-        )
+        chosen = plan(wish.wanted, wish.shape.slot_bytes, wish.shape.page_size, offers, wish.prefill)
         self._say(wish, chosen)
         if chosen.path is Path.RECOMPUTE:
-            return
+            return Choice(chosen.path, (), 0, 0)
         order = sorted(offers, key=lambda offer: offer.kind is not chosen.source)
-        reached = 0  # positions given so far
+        furthest = max(offer.positions for offer in offers)
+        return Choice(chosen.path, tuple(order), chosen.fetch_from, furthest)
+
+    async def pages(self, wish: Wish, chosen: Choice, keep: Keep) -> AsyncGenerator[Piece, None]:
+        """Whole pages one after another, until one is nowhere to be had or all are there; the last may be a part of one.
+        Blocks are freed by what `keep` is given."""
+        order, reached = chosen.order, chosen.fetch_from  # positions given or not wanted
         for index, offer in enumerate(order):
             if offer.positions <= reached:
                 continue

@@ -134,16 +134,16 @@ class ContextServer(ContextServiceServicer):
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> AsyncIterator[pb.RestoreResponse]:
         record = await self._owned_record(request, context)
         yield pb.RestoreResponse(record=msgspec.msgpack.encode(record))
-        metrics.RESTORES.labels("kv" if request.want_kv else "record").inc()
-        if not request.want_kv:
-            return
         hit(Point.RESTORE_RECORD)
         await self._service.restoring(record)
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
+        chosen = await self._service.restorer.choose(wish)
+        yield pb.RestoreResponse(planned=pb.RestorePlanned(fetch_from=chosen.fetch_from, fetch_to=chosen.fetch_to))
+        metrics.RESTORES.labels("kv" if chosen.fetch_to else "record").inc()
         in_arena = request.arena_id == self._service.arena.arena_id
         async with self._service.borrowing() as borrowed:
-            pieces = self._service.pages(wish, borrowed if in_arena else None)
+            pieces = self._service.pages(wish, chosen, borrowed if in_arena else None)
             async with aclosing(pieces), aclosing(gathered(pieces, _PAGES_A_MESSAGE)) as groups:
                 async for group in groups:
                     yield pb.RestoreResponse(pages=wire.pieces_to_pb(group))

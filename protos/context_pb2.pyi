@@ -203,12 +203,11 @@ class WriteSlotsResponse(_message.Message):
     def __init__(self, progress: _Optional[_Iterable[_Union[KVProgress, _Mapping]]] = ..., granted: _Optional[_Iterable[int]] = ..., ships: _Optional[bool] = ..., grant: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("key", "token", "worker_id", "layout", "want_kv", "arena_id", "slot_bytes", "page_size", "prefill", "only")
+    __slots__ = ("key", "token", "worker_id", "layout", "arena_id", "slot_bytes", "page_size", "prefill", "only")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    WANT_KV_FIELD_NUMBER: _ClassVar[int]
     ARENA_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -218,13 +217,12 @@ class RestoreRequest(_message.Message):
     token: FencingToken
     worker_id: str
     layout: str
-    want_kv: bool
     arena_id: str
     slot_bytes: int
     page_size: int
     prefill: PrefillCost
     only: str
-    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., want_kv: _Optional[bool] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill: _Optional[_Union[PrefillCost, _Mapping]] = ..., only: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., worker_id: _Optional[str] = ..., layout: _Optional[str] = ..., arena_id: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill: _Optional[_Union[PrefillCost, _Mapping]] = ..., only: _Optional[str] = ...) -> None: ...
 
 class PrefillCost(_message.Message):
     __slots__ = ("fixed_s", "token_s", "attention_s", "slowdown")
@@ -239,12 +237,22 @@ class PrefillCost(_message.Message):
     def __init__(self, fixed_s: _Optional[float] = ..., token_s: _Optional[float] = ..., attention_s: _Optional[float] = ..., slowdown: _Optional[float] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
-    __slots__ = ("record", "pages")
+    __slots__ = ("record", "pages", "planned")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     pages: RestoredPages
-    def __init__(self, record: _Optional[bytes] = ..., pages: _Optional[_Union[RestoredPages, _Mapping]] = ...) -> None: ...
+    planned: RestorePlanned
+    def __init__(self, record: _Optional[bytes] = ..., pages: _Optional[_Union[RestoredPages, _Mapping]] = ..., planned: _Optional[_Union[RestorePlanned, _Mapping]] = ...) -> None: ...
+
+class RestorePlanned(_message.Message):
+    __slots__ = ("fetch_from", "fetch_to")
+    FETCH_FROM_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TO_FIELD_NUMBER: _ClassVar[int]
+    fetch_from: int
+    fetch_to: int
+    def __init__(self, fetch_from: _Optional[int] = ..., fetch_to: _Optional[int] = ...) -> None: ...
 
 class RestoredPages(_message.Message):
     __slots__ = ("pages",)

@@ -120,8 +120,8 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Restore answers a request's record first (its owner's token must match), then its KV page by page from position 0,
-        ending at the first page that is absent. FAILED_PRECONDITION: not the owner. NOT_FOUND: no such request.
+        """Restore answers a request's record first (its owner's token must match), then which positions are on their way, then
+        their KV page by page, ending at the first page that is absent. FAILED_PRECONDITION: not the owner. NOT_FOUND: no such request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

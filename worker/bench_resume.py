@@ -24,7 +24,7 @@ from typing import Any
 
 import grpc
 
-from context_daemon.client import ContextClient, Restored
+from context_daemon.client import ContextClient
 from context_daemon.kv_writer import KVWriter
 from context_daemon.rates import PrefillCost
 from context_daemon.raw_redis import get_bandwidth
@@ -40,14 +40,17 @@ from context_daemon.records import (
 )
 from context_daemon.redis_server import EmbeddedServers, free_port
 from context_daemon.redis_store import RedisStore
+from context_daemon.restore_stream import RestoreStream
 from context_daemon.store import LeaseRequest
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import EngineRequest, ResumeState, SlotSpan
+from worker.imports import Import, Imports
 from worker.prefill_probe import probe
 
 PATHS = ("arena", "peer", "store", "recompute", "planner")
 _WORKER = "bench"
+_TURN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,39 +145,71 @@ class ResumeBench:
 
     def resume(self, item: Interrupted, path: str) -> dict[str, Any]:
         """From the word that the request is ours to its next token."""
-        started = time.perf_counter()
-        restored = self._fetch(item, path)
-        fetched = time.perf_counter()
-        state = ResumeState((item.token,), restored.positions if restored else 0, restored.kv if restored else b"")
-        self.engine.add(EngineRequest(item.lease.key, item.spec.prompt_token_ids, item.spec.params), state)
-        self._next_token()
-        ended = time.perf_counter()
-        recomputed = self.engine.recomputed_tokens(item.lease.key) if not restored else 0
-        self.engine.abort(item.lease.key)
-        positions = restored.positions if restored else 0
+        started = time.monotonic()
+        key, token = item.lease.key, item.lease.token
+        incoming = Import(key, token, 0, started)
+        request = EngineRequest(key, item.spec.prompt_token_ids, item.spec.params)
+        if path == "recompute":
+            self.engine.add(request, ResumeState((item.token,)))
+            fetched = self._decode(Imports(self.engine, lambda _: None), threading.Event())
+        else:
+            fetched = self._fetched(item, path, request, incoming)
+        ended = time.monotonic()
+        recomputed = self.engine.recomputed_tokens(key)
+        self.engine.abort(key)
         return {
             "ms": 1e3 * (ended - started),
             "fetch_ms": 1e3 * (fetched - started),
-            "bytes": positions * self.layout.slot_bytes,
-            "recomputed_tokens": max(recomputed, len(item.spec.prompt_token_ids) - positions),
-            "source": "+".join(restored.sources) if restored else "",
+            "bytes": incoming.count * self.layout.slot_bytes,
+            "recomputed_tokens": recomputed,
+            "source": "+".join(incoming.sources),
         }
 
-    def _fetch(self, item: Interrupted, path: str) -> Restored | None:
-        if path == "recompute":
-            return None
+    def _fetched(self, item: Interrupted, path: str, request: EngineRequest, incoming: Import) -> float:
+        """Until the next token; returns when the last page was in."""
         daemon = self.here if path == "arena" else self.there
-        only = {} if path == "planner" else {"only": path}
-        return daemon.restore(
-            item.lease.key, item.lease.token, _WORKER, self.layout, arena=self.writers[daemon.address],
-            **({"prefill": self.prefill} if path == "planner" else only),
-        )  # fmt: skip
+        wish: dict[str, Any] = {"prefill": self.prefill} if path == "planner" else {"only": path}
+        with daemon.restoring(
+            item.lease.key, item.lease.token, _WORKER, self.layout, arena=self.writers[daemon.address], **wish
+        ) as stream:
+            incoming.start = incoming.reached = stream.fetch_from
+            self.engine.add(request, ResumeState((item.token,), stream.fetch_from, stream.fetch_to))
+            imports, more = Imports(self.engine, lambda _: None), threading.Event()
+            imports.begin(incoming)
+            fetching = threading.Thread(target=_offer, args=(stream, incoming, more))
+            fetching.start()
+            try:
+                return self._decode(imports, more)
+            finally:
+                fetching.join()
+
+    def _decode(self, imports: Imports, more: threading.Event) -> float:
+        """What a step loop does until the next token; returns when the last page was in."""
+        at = time.monotonic()
+        while True:
+            more.clear()
+            if len(imports):
+                imports.turn(_TURN_S)
+                at = time.monotonic()
+            output = self.engine.step()
+            if output.tokens:
+                return at
+            if not output.kv_len:
+                more.wait(_TURN_S)
 
     def floors(self) -> dict[str, float]:
         """Bytes/s of the bare media."""
         page = self.layout.slot_bytes * self.layout.page_size
         store = get_bandwidth(self.servers.kv.url, page)
         return {"arena": _memcpy(), "peer": _loopback(page), "store": store}
+
+
+def _offer(stream: RestoreStream, incoming: Import, more: threading.Event) -> None:
+    for page in stream.pages():
+        incoming.offer(page)
+        more.set()
+    incoming.end()
+    more.set()
 
 
 def _best(measure: Callable[[], float], times: int = 3) -> float:

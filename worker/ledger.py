@@ -35,14 +35,25 @@ class Ledger:
 
     # -- what is held -----------------------------------------------------------------------------------------------
     def add(self, held: Held, stored: int) -> None:
-        """Own a sequence whose first `stored` positions came back and are in the KV store under older epochs. What comes
+        """Own a sequence whose first `stored` positions come back and are in the KV store under older epochs. What comes
         behind, the open page and all that was elsewhere only, is written under this epoch."""
-        held.first_page = stored // self._page_size
         held.kv_len = 0  # resident only once the engine has taken it in and run it
-        held.kv_queued = held.kv_arena = held.kv_stored = held.first_page * self._page_size
         with self.changed:
             self._held[held.key] = held
+            self._begin_at(held, stored)
             self.changed.notify_all()
+
+    def restored(self, key: RequestKey, token: FencingToken, stored: int) -> None:
+        """Fewer than expected came back: what the KV store should have had is written under this epoch, too."""
+        with self.changed:
+            held = self._held.get(key)
+            if held is not None and held.token == token and stored // self._page_size < held.first_page:
+                self._begin_at(held, stored)
+                self.changed.notify_all()
+
+    def _begin_at(self, held: Held, stored: int) -> None:
+        held.first_page = stored // self._page_size
+        held.kv_queued = held.kv_arena = held.kv_stored = held.first_page * self._page_size
 
     def get(self, key: RequestKey) -> Held | None:
         with self._lock:

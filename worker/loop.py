@@ -20,6 +20,7 @@ from worker.answer import Answer
 from worker.commit import KVCommitter, WrittenKV
 from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, SlotSpan, StepOutput
 from worker.held import Held
+from worker.imports import Import, Imports
 from worker.ledger import Ledger
 from worker.metrics import (
     BACK_PRESSURE,
@@ -38,6 +39,7 @@ log = get_logger()
 
 _IDLE_S = 0.02
 _RATE_WINDOW_S = 3.0
+_IMPORT_SHARE = 0.25  # of a step's time, before each, while others wait for it
 
 
 @dataclass(slots=True)
@@ -46,23 +48,23 @@ class Admission:
 
     held: Held
     answer: Answer
-    kv: bytes | bytearray | memoryview
-    kv_len: int
-    stored: int  # of kv_len, positions that the KV store has under older epochs
-    restore_ms: float
+    incoming: Import | None  # its KV up to `fetch_to`
+    fetch_to: int
+    watermark: int  # positions that the KV store has under older epochs
+    started: float  # monotonic
     interrupted: bool
-    sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Running:
     held: Held
     answer: Answer
-    admitted_at: float
-    restored: int
+    restored_at: float  # all that is to be computed from then on; monotonic
     restore_ms: float
     report_due: bool
-    sources: tuple[str, ...]
+    watermark: int
+    restored: int = 0
+    sources: tuple[str, ...] = ()
 
 
 class StepLoop:
@@ -87,6 +89,8 @@ class StepLoop:
         self._on_crash = on_crash
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[RequestKey, _Running] = {}
+        self._imports = Imports(engine, self._imported)
+        self._starved = False  # the last step had nothing to compute
         self._samples: deque[tuple[float, int]] = deque()
         self._scratch = bytearray()  # what a step's gather fills; grown, never shrunk
         self._stopping = threading.Event()
@@ -110,6 +114,10 @@ class StepLoop:
         """Have `order` run in the loop's thread before its next step."""
         self._orders.put(order)
 
+    def wake(self) -> None:
+        """Something is there for a loop that waits."""
+        self.post(_nothing)
+
     def tokens_per_s(self) -> float:
         now = time.monotonic()
         recent = [count for at, count in list(self._samples) if now - at < _RATE_WINDOW_S]
@@ -129,24 +137,23 @@ class StepLoop:
         if current is not None and current.token >= held.token:
             return
         self._let_go(held.key)
-        self._ledger.add(held, admission.stored)
+        self._ledger.add(held, min(admission.fetch_to, admission.watermark))
         over = self._is_over(admission)
+        incoming = admission.incoming
+        if incoming is not None:
+            self._imports.begin(incoming)
         if over is not None:
-            self._ledger.finish(held.key, admission.answer.payload(over, exact=held.exact))
+            self._end(held.key, admission.answer.payload(over, exact=held.exact))
             return
+        now = time.monotonic()
         self._running[held.key] = _Running(
-            held,
-            admission.answer,
-            time.monotonic(),
-            admission.kv_len,
-            admission.restore_ms,
-            admission.interrupted,
-            admission.sources,
+            held, admission.answer, now, 1e3 * (now - admission.started), admission.interrupted, admission.watermark
         )
         request = EngineRequest(held.key, held.spec.prompt_token_ids, held.spec.params)
-        resume = ResumeState(tuple(held.tokens), admission.kv_len, admission.kv) if admission.interrupted else None
+        fetch = (incoming.start, admission.fetch_to) if incoming else (0, 0)
+        resumed = admission.interrupted or held.tokens or incoming is not None
         try:
-            self._engine.add(request, resume)
+            self._engine.add(request, ResumeState(tuple(held.tokens), *fetch) if resumed else None)
         except RequestError as error:
             self._end(held.key, admission.answer.error("invalid_request_error", str(error)))
 
@@ -165,6 +172,7 @@ class StepLoop:
 
     def _let_go(self, key: RequestKey) -> None:
         self._engine.abort(key)
+        self._imports.drop(key)
         running = self._running.pop(key, None)
         if running is not None:
             self._kv.writer.forget(key, running.held.token.epoch)
@@ -190,11 +198,17 @@ class StepLoop:
         self.beat += 1
         self._take_orders()
         self._on_turn()
+        self._take_imports()
         if not self._engine.has_work() or self._held_back():
             return
         started = time.monotonic()
         output = self._engine.step()
         elapsed = time.monotonic() - started
+        self._starved = not output.kv_len
+        for key in output.preempted:
+            self._imports.drop(key)
+        if self._starved:
+            return
         self.step_s += 0.2 * (elapsed - self.step_s)
         STEP_SECONDS.observe(elapsed)
         learn(self.prefill, output, elapsed)
@@ -206,12 +220,27 @@ class StepLoop:
 
     def _take_orders(self) -> None:
         try:
-            order = self._orders.get(timeout=0 if self._engine.has_work() else _IDLE_S)
+            busy = self._engine.has_work() and not self._starved
+            order = self._orders.get(timeout=0 if busy else _IDLE_S)
             while True:
                 order()
                 order = self._orders.get_nowait()
         except queue.Empty:
             return
+
+    def _take_imports(self) -> None:
+        if len(self._imports):
+            others = self._engine.capacity.running > len(self._imports)
+            self._imports.turn(_IMPORT_SHARE * self.step_s if others else _IDLE_S)
+
+    def _imported(self, item: Import) -> None:
+        running = self._running.get(item.key)
+        if running is None or running.held.token != item.token:
+            return
+        running.restored, running.sources = item.count, item.sources
+        running.restored_at = time.monotonic()
+        running.restore_ms = 1e3 * (running.restored_at - item.started)
+        self._ledger.restored(item.key, item.token, min(item.reached, running.watermark))
 
     def _held_back(self) -> bool:
         started = time.monotonic()
@@ -238,7 +267,7 @@ class StepLoop:
         recomputed = self._engine.recomputed_tokens(key)
         RECOMPUTED.inc(recomputed)
         source = "+".join(running.sources) if running.restored else "recompute"
-        recompute_ms = 1e3 * (time.monotonic() - running.admitted_at)
+        recompute_ms = 1e3 * (time.monotonic() - running.restored_at)
         report = ResumeReport(recomputed, running.restored, running.restore_ms, recompute_ms, source)
         self._ledger.report_resume(key, report)
 
@@ -283,3 +312,7 @@ class StepLoop:
         PREEMPTIONS.inc(len(output.preempted))
         PROMPT_TOKENS.inc(output.prefill_tokens)
         GENERATION_TOKENS.inc(len(output.tokens))
+
+
+def _nothing() -> None:
+    """An order that only wakes."""

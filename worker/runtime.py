@@ -14,7 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from context_daemon.client import ContextClient, NotOwner, Restored
+from context_daemon.client import ContextClient
 from context_daemon.kv_writer import KVWriter
 from context_daemon.observability import get_logger
 from context_daemon.records import (
@@ -32,9 +32,10 @@ from worker.commit import KVCommitter, TokenCommitter
 from worker.engine.protocol import Engine, EngineFault
 from worker.held import Held, Outcome
 from worker.ledger import Ledger
-from worker.loop import Admission, StepLoop
+from worker.loop import StepLoop
 from worker.metrics import HANDED_OVER
 from worker.status import RuntimeOptions, engine_status, loading_status
+from worker.takeover import Takeover
 
 log = get_logger()
 
@@ -66,7 +67,6 @@ class WorkerRuntime:
         self._options = options
         self._engine = engine
         self._client = client
-        self._answers = answers
         self._notify = notify
         self._die = die
         self._clock = clock
@@ -84,10 +84,10 @@ class WorkerRuntime:
             on_turn=self._drain_turn,
             on_crash=self._crashed,
         )
-        self._admissions = ThreadPoolExecutor(4, thread_name_prefix="admit")
+        self._takeover = Takeover(
+            options.worker_id, client, layout, writer, answers, self._ledger, self._loop, self._crashed
+        )
         self._handovers = ThreadPoolExecutor(16, thread_name_prefix="handover")
-        self._admitting: dict[RequestKey, Lease] = {}
-        self._admitting_lock = threading.Lock()
         self._notice: Notice | None = None
         self._targets: dict[RequestKey, str] = {}
         self._stopping = threading.Event()
@@ -109,74 +109,13 @@ class WorkerRuntime:
         self._stopping.set()
         for part in (self._loop, self._tokens, self._kv):
             part.stop()
-        self._admissions.shutdown(cancel_futures=True)
+        self._takeover.close()
         self._handovers.shutdown(cancel_futures=True)
         self._heart.join(timeout=10)
 
-    # -- admission --------------------------------------------------------------------------------------------------
     def admit(self, leases: Iterable[Lease]) -> None:
         """Take over leased requests. Idempotent: what is held or on its way is left alone."""
-        for lease in leases:
-            with self._admitting_lock:
-                known = (self._ledger.get(lease.key), self._admitting.get(lease.key))
-                if any(item is not None and item.token >= lease.token for item in known):
-                    continue  # the same word again, or a late one of an older lease
-                self._admitting[lease.key] = lease
-            self._admissions.submit(self._restore, lease)
-
-    def _restore(self, lease: Lease) -> None:
-        try:
-            self._restore_once(lease)
-        except NotOwner as error:
-            log.info("lease_gone", request=str(lease.key), epoch=lease.token.epoch, reason=str(error))
-        except StoreUnavailable as error:
-            # The lease stays ours on record; the router sends it again when the store is back.
-            log.warning("restore_postponed", request=str(lease.key), error=str(error))
-        except Exception as error:  # noqa: BLE001 - a thread pool would swallow it
-            self._crashed(error)
-        finally:
-            with self._admitting_lock:
-                if self._admitting.get(lease.key) == lease:
-                    del self._admitting[lease.key]
-
-    def _restore_once(self, lease: Lease) -> None:
-        started = time.monotonic()
-        arena = self._kv.writer
-        restored = self._client.restore(
-            lease.key,
-            lease.token,
-            self._options.worker_id,
-            self._engine.layout,
-            arena=arena if arena.attached else None,
-            prefill=self._loop.prefill_cost(),
-        )
-        admission = self._admission(restored, 1e3 * (time.monotonic() - started))
-        done = threading.Event()
-
-        def admit() -> None:
-            self._loop.admit(admission)
-            done.set()
-
-        self._loop.post(admit)
-        # Listed as being admitted until the ledger has it, so that no heartbeat leaves it out.
-        while not done.wait(0.5) and not self._stopping.is_set():
-            pass
-
-    def _admission(self, restored: Restored, restore_ms: float) -> Admission:
-        record, kv, positions, sources = restored
-        tokens = list(record.tokens)
-        held = Held(record.key, record.token, record.spec, tokens, acked=len(tokens), exact=record.exact)
-        same_layout = record.layout == self._engine.layout.fingerprint
-        return Admission(
-            held=held,
-            answer=self._answers.start(record.key, record.spec, tokens),
-            kv=kv,
-            kv_len=positions,
-            stored=min(positions, record.watermark) if same_layout else 0,
-            restore_ms=restore_ms,
-            interrupted=record.token.epoch > 1,
-            sources=sources,
-        )
+        self._takeover.admit(leases)
 
     # -- after a commit ---------------------------------------------------------------------------------------------
     def _on_outcome(self, outcome: Outcome) -> None:
@@ -189,8 +128,7 @@ class WorkerRuntime:
 
     # -- heartbeat --------------------------------------------------------------------------------------------------
     def status(self) -> WorkerStatus:
-        with self._admitting_lock:
-            admitting = {lease.key: lease.token for lease in self._admitting.values()}
+        admitting = self._takeover.on_their_way()
         held = {item.key: item.token for item in self._ledger.all()} | admitting
         draining = self._terminating() is not None
         return replace(

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from store_samples import job_record, spec
 
-from context_daemon.client import ContextClient
+from context_daemon.client import EXPENSIVE, ContextClient
+from context_daemon.kv_slots import bare
 from context_daemon.kv_writer import Announced, KVWriter
-from context_daemon.records import KVLayout, KVWatermark, Lease, RequestKey
+from context_daemon.rates import PrefillCost
+from context_daemon.records import FencingToken, KVLayout, KVWatermark, Lease, RequestKey, RequestRecord
 from context_daemon.redis_server import EmbeddedServers, free_port
 from context_daemon.redis_store import RedisStore
 from context_daemon.store import LeaseRequest, StoreUnavailable
@@ -106,3 +108,36 @@ def available(call: Callable[[], Any], seconds: float = 15.0) -> Any:
 
 def mark(positions: int, first_page: int = 0) -> KVWatermark:
     return KVWatermark(positions, first_page, LAYOUT.fingerprint)
+
+
+class Restored(NamedTuple):
+    """`kv` holds the raw slots of positions `[start, positions)`, as far as they are right."""
+
+    record: RequestRecord
+    kv: memoryview
+    positions: int
+    sources: tuple[str, ...]
+    start: int = 0
+
+
+def restore(
+    client: ContextClient,
+    key: RequestKey,
+    token: FencingToken,
+    worker_id: str,
+    layout: KVLayout,
+    arena: KVWriter | None = None,
+    prefill: PrefillCost = EXPENSIVE,
+    only: str = "",
+) -> Restored:
+    """All of a restore at once."""
+    kv, sources = bytearray(), []
+    with client.restoring(key, token, worker_id, layout, arena=arena, prefill=prefill, only=only) as stream:
+        for page in stream.pages():
+            good = page.good()
+            kv += bare(page.rows, good, layout.slot_bytes).tobytes()
+            sources += [page.source] if good else []
+            if good < page.stop - page.start:
+                break
+        positions = stream.fetch_from + len(kv) // layout.slot_bytes
+        return Restored(stream.record, memoryview(kv), positions, tuple(dict.fromkeys(sources)), stream.fetch_from)

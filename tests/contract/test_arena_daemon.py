@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, available, lease, mark, raw_slots, start_job, until
+from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, available, lease, mark, raw_slots, restore, start_job, until
 
 from context_daemon.client import ContextClient
 from context_daemon.kv_slots import frame, framed_size, identity
@@ -135,7 +135,7 @@ async def test_a_killed_workers_pages_are_restored_without_the_kv_store_and_its_
     await store.requeue("job", 1, [(first.key, first.token)], InterruptionCause.WORKER_DIED)
     second = await lease(store, 1, "w2", epoch=2)
     pages = Pages(client)
-    restored = client.restore(second.key, second.token, "w2", LAYOUT, arena=pages.writer)
+    restored = restore(client, second.key, second.token, "w2", LAYOUT, arena=pages.writer)
     assert restored.record.tokens == (5, 6) and restored.sources == ("arena",)
     assert restored.positions == 11 and bytes(restored.kv) == raw_slots(0, 11)
     assert node.metric("tideover_arena_used_bytes") == (64 + 3) * BLOCK, "the new worker's, and what was announced"
@@ -163,7 +163,7 @@ async def test_a_killed_daemons_mapping_stays_readable_and_its_successor_is_atta
     assert pages.writer.arena_id != old and bytes(read) == framed
     pages.put(owner, 0, 11)
     available(lambda: client.commit([TokenCommit(owner.key, owner.token, 0, (5, 6))]))
-    restored = client.restore(owner.key, owner.token, "w1", LAYOUT, arena=pages.writer)
+    restored = restore(client, owner.key, owner.token, "w1", LAYOUT, arena=pages.writer)
     assert restored.positions == 11 and bytes(restored.kv) == raw_slots(0, 11)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import redis
-from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, available, lease, mark, raw_slots, start_job, until
+from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, available, lease, mark, raw_slots, restore, start_job, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from store_samples import job_record, spec, worker_status
 
@@ -106,8 +106,8 @@ async def test_commit_and_restore_over_epochs(
         (elsewhere, None, "store"),
     )
     for daemon, arena, source in ways:
-        record, raw, positions, sources = daemon.restore(
-            second.key, second.token, "w2", LAYOUT, arena=arena, only=source
+        record, raw, positions, sources = restore(
+            daemon, second.key, second.token, "w2", LAYOUT, arena=arena, only=source
         )
         assert record.tokens == (5, 6) and positions == 11 == record.watermark
         assert bytes(raw) == raw_slots(0, 11) and sources == (source,)
@@ -117,7 +117,7 @@ async def test_commit_and_restore_over_epochs(
     pages.stored(second, 13)
     client.commit([TokenCommit(second.key, second.token, 2, (7, 8), mark(13, first_page=2))])
     for daemon, arena in ((client, pages.writer), (elsewhere, None)):
-        record, raw, positions, _ = daemon.restore(second.key, second.token, "w2", LAYOUT, arena=arena)
+        record, raw, positions, _ = restore(daemon, second.key, second.token, "w2", LAYOUT, arena=arena)
         assert [(s.epoch, s.first_page) for s in record.segments] == [(1, 0), (3, 2)]
         assert positions == 13 and bytes(raw) == raw_slots(0, 13)
 
@@ -159,7 +159,7 @@ async def test_damaged_pages_are_absent(
     if damage != "delete":
         raw_server.set(name, bytes(value))
     raw_server.close()
-    record, raw, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store")
+    record, raw, positions, _ = restore(elsewhere, owner.key, owner.token, "w1", LAYOUT, only="store")
     assert positions == left and bytes(raw) == raw_slots(0, left)
     assert record.watermark == 12
 
@@ -173,8 +173,8 @@ async def test_restore_never_goes_past_what_is_committed(
     pages.put(owner, 0, 20)
     pages.stored(owner, 20)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(6))])
-    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store").positions == 6
-    assert client.restore(owner.key, owner.token, "w1", LAYOUT).positions == PROMPT, "T-1 with one token"
+    assert restore(elsewhere, owner.key, owner.token, "w1", LAYOUT, only="store").positions == 6
+    assert restore(client, owner.key, owner.token, "w1", LAYOUT).positions == PROMPT, "T-1 with one token"
 
 
 async def test_an_owners_uncommitted_slots_are_no_successors(
@@ -188,7 +188,7 @@ async def test_an_owners_uncommitted_slots_are_no_successors(
     await store.requeue("job", 1, [(first.key, first.token)], InterruptionCause.WORKER_DIED)
     second = await lease(store, 1, "w2", epoch=2)
     client.commit([TokenCommit(second.key, second.token, 2, (7, 8, 9))])
-    assert client.restore(second.key, second.token, "w2", LAYOUT, arena=pages.writer).positions == PROMPT + 2
+    assert restore(client, second.key, second.token, "w2", LAYOUT, arena=pages.writer).positions == PROMPT + 2
 
 
 async def test_restore_of_another_layout_gives_the_record_only(
@@ -199,7 +199,7 @@ async def test_restore_of_another_layout_gives_the_record_only(
     pages.put(owner, 0, 8)
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
     other = KVLayout("other", "cpu-1", "float32", 2, 1, 4, 4)
-    record, raw, positions, _ = client.restore(owner.key, owner.token, "w1", other)
+    record, raw, positions, _ = restore(client, owner.key, owner.token, "w1", other)
     assert record.watermark == 8 and positions == 0 and not raw
 
 
@@ -208,9 +208,9 @@ async def test_only_the_owner_restores(client: ContextClient, store: RedisStore)
     owner = await lease(store, 1, "w1")
     for token, worker in ((FencingToken(1, 0), "w1"), (FencingToken(2, 1), "w1"), (owner.token, "w2")):
         with pytest.raises(NotOwner):
-            client.restore(owner.key, token, worker, LAYOUT)
+            restore(client, owner.key, token, worker, LAYOUT)
     with pytest.raises(UnknownRequest):
-        client.restore(RequestKey("job", 99), owner.token, "w1", LAYOUT)
+        restore(client, RequestKey("job", 99), owner.token, "w1", LAYOUT)
 
 
 async def test_handover_by_client(client: ContextClient, store: RedisStore) -> None:
@@ -241,7 +241,7 @@ async def test_durable_store_killed_in_the_middle(
     own_servers.durable.start()
     (result,) = available(lambda: client.commit([TokenCommit(owner.key, owner.token, 20, (20,))]))
     assert (result.status, result.length) == (CommitStatus.OK, 21)
-    assert available(lambda: client.restore(owner.key, owner.token, "w1", LAYOUT))[0].tokens == tuple(range(21))
+    assert available(lambda: restore(client, owner.key, owner.token, "w1", LAYOUT))[0].tokens == tuple(range(21))
     available(lambda: client.heartbeat(worker_status("w1", "node-1")))
 
 
@@ -272,7 +272,7 @@ async def test_kv_restart_is_told_and_costs_no_token(
     client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
     own_servers.kv.kill()
     pages.put(owner, 8, 9)
-    record, _, positions, _ = elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store")
+    record, _, positions, _ = restore(elsewhere, owner.key, owner.token, "w1", LAYOUT, only="store")
     assert record.tokens == (5,) and positions == 0
     own_servers.kv.start()
     owned = (owner.key, owner.token.epoch)
@@ -280,7 +280,7 @@ async def test_kv_restart_is_told_and_costs_no_token(
     pages.writer.rewrite([owned])
     pages.put(owner, 0, 9)
     pages.stored(owner, 9)
-    assert elsewhere.restore(owner.key, owner.token, "w1", LAYOUT, only="store").positions == 8, (
+    assert restore(elsewhere, owner.key, owner.token, "w1", LAYOUT, only="store").positions == 8, (
         "as far as the watermark says"
     )
 
@@ -365,7 +365,7 @@ async def test_large_writes_are_read_back_whole(
     client.commit([TokenCommit(owner.key, owner.token, 0, (1,), KVWatermark(75, 0, wide.fingerprint))])
     there = Pages(elsewhere, wide)
     for daemon, arena in ((elsewhere, None), (elsewhere, there.writer), (client, pages.writer)):
-        _, got, positions, _ = daemon.restore(owner.key, owner.token, "w1", wide, arena=arena)
+        _, got, positions, _ = restore(daemon, owner.key, owner.token, "w1", wide, arena=arena)
         assert positions == 75 and bytes(got) == raw
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from daemon_rig import LAYOUT, Daemon, Pages, lease, mark, raw_slots, start_job, until
+from daemon_rig import LAYOUT, Daemon, Pages, lease, mark, raw_slots, restore, start_job, until
 from kv_servers import KVServers
 
 from context_daemon.client import ContextClient
@@ -167,7 +167,7 @@ async def test_what_waits_for_an_owner_is_written_again_by_the_daemon_alone(
         assert time.monotonic() < deadline
     first = setting.leases[0]
     second = await lease(store, first.key.line, "w2", epoch=2)
-    restored = clients[1].restore(second.key, second.token, "w2", LAYOUT, only="store")
+    restored = restore(clients[1], second.key, second.token, "w2", LAYOUT, only="store")
     assert (restored.positions, restored.sources) == (8, ("store",))
 
 
@@ -184,7 +184,7 @@ async def test_what_was_restored_and_lost_before_the_first_write_is_told(
     if when == "before":
         server.kill()
     source = "store" if when == "between" else "peer"
-    restored = clients[1].restore(second.key, second.token, "w2", LAYOUT, only=source)
+    restored = restore(clients[1], second.key, second.token, "w2", LAYOUT, only=source)
     assert (restored.positions, restored.sources) == (8, (source,))
     server.kill()
     server.start()

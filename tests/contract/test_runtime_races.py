@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from context_daemon.records import (
     RequestSpec,
     TokenCommit,
 )
+from context_daemon.restore_stream import RestoreStream
 from context_daemon.store import ContextStore, LeaseRequest, StoreUnavailable
 from orchestrator.verify import compare
 from tests.contract.worker_rig import PROMPTS, Gate, Rig, Worker, keys, spec, until
@@ -239,14 +242,15 @@ def test_a_notice_while_requests_are_being_restored(
     rig.retire(first)
     rig.requeue(job_id)
     second = rig.worker(f"b-{job_id}", "n1")
-    restore = second.client.restore
+    restoring, turns = second.client.restoring, itertools.count()
 
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        answer = restore(*args, **kwargs)
-        time.sleep(0.8)  # four at a time: some come after the drain has begun, some after the deadline
-        return answer
+    @contextmanager
+    def slow(*args: Any, **kwargs: Any) -> Iterator[RestoreStream]:
+        with restoring(*args, **kwargs) as stream:
+            time.sleep(0.8 if next(turns) < 4 else 1.6)  # after the drain has begun, and after the deadline
+            yield stream
 
-    second.client.restore = slow  # type: ignore[method-assign]
+    second.client.restoring = slow  # type: ignore[method-assign]
     rig.lease_all(job_id, second)
     with NoticeTo(rig, seconds):
         drained(second)

@@ -19,7 +19,7 @@ import netns
 import psutil
 import pytest
 import redis
-from daemon_rig import until
+from daemon_rig import restore, until
 from transfer_rig import LAYOUT, Held, Node, Proxy, hold, leased, moved, reset, work_and_die
 
 from context_daemon.client import ContextClient
@@ -85,7 +85,7 @@ def restored(
     client: ContextClient, lease: Lease, held: Held, arena: KVWriter | None = None, only: str = ""
 ) -> tuple[int, tuple[str, ...]]:
     """Positions and sources, once all bytes were found to be the right ones."""
-    _, raw, positions, sources = client.restore(lease.key, lease.token, "w2", held.layout, arena=arena, only=only)
+    _, raw, positions, sources = restore(client, lease.key, lease.token, "w2", held.layout, arena=arena, only=only)
     assert bytes(raw) == held.raw[: positions * held.layout.slot_bytes], "never a wrong byte"
     return positions, sources
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from context_daemon.records import RequestKey, SamplingParams
+from tests.unit.engine_feed import Feed
 from tests.unit.tiny_model import tiny_config, write_tiny_model
 from worker.engine import linear, runner
 from worker.engine.config import EngineConfig
@@ -146,17 +147,19 @@ def test_restored_partly_restored_and_prefilled_again_are_the_same_bits(folder: 
         first.engine.add(request)
     for _ in range(rng.randint(18, 30)):
         first.step()
+    feed = Feed(second.engine, rng)
     for request in requests:
         done = tuple(first.tokens.get(request.key.line, ()))
         if len(done) == request.params.max_tokens:
             continue
         resident = first.engine._sequences[request.key].kv_len
-        kv_len = rng.choice((0, resident // 2, resident))
-        kv = bytearray(kv_len * first.engine.layout.slot_bytes)
-        first.engine.export_slots([SlotSpan(request.key, 0, kv_len)], memoryview(kv))
-        second.engine.add(request, ResumeState(done, kv_len, kv))
+        start, stop = sorted((rng.choice((0, resident // 3)), rng.choice((0, resident // 2, resident))))
+        kv = bytearray((stop - start) * first.engine.layout.slot_bytes)
+        first.engine.export_slots([SlotSpan(request.key, start, stop)], memoryview(kv))
+        feed.add(request, done, kv, start)
         second.tokens[request.key.line] = list(done)
-    second.drain()
+    while feed.turn() or second.engine.has_work():
+        second.step()
     first.tokens |= second.tokens
     assert len(second.logits) > 6
     same(second, Recorder(expected.engine, expected.logits, second.tokens))

@@ -148,7 +148,8 @@ def test_waiting_sequences_are_admitted_in_order_even_when_a_later_one_would_fit
     big, small = sequence(1, 12, 4), sequence(2, 3, 2)
     scheduler.add(big)
     scheduler.add(small)
-    assert scheduler.schedule().admitted == []
+    scheduler.schedule()
+    assert scheduler.waiting == [big, small]
 
 
 def test_long_prompts_are_cut_and_decodes_go_first() -> None:
@@ -168,10 +169,14 @@ def test_long_prompts_are_cut_and_decodes_go_first() -> None:
 @pytest.mark.parametrize(("generated", "kv_len"), [(5, 12), (5, 8), (5, 0), (0, 3), (0, 0)])
 def test_recomputed_tokens_are_what_was_known_minus_what_was_restored(generated: int, kv_len: int) -> None:
     scheduler = Scheduler(4, 3, PAGE, num_pages=50)
-    resumed = sequence(0, 8, 20, ResumeState(tuple(range(generated)), kv_len, b""))
+    resumed = sequence(0, 8, 20, ResumeState(tuple(range(generated)), 0, kv_len))
     scheduler.add(resumed)
+    if resumed.incoming is not None:
+        assert scheduler.schedule().chunks == [], "nothing to compute before it came"
+        assert len(resumed.pages) * PAGE >= kv_len
+        resumed.incoming.next = kv_len
+        resumed.end_import(kv_len)
     first = scheduler.schedule()
-    assert first.admitted == [resumed]
     assert first.chunks[0].start == kv_len
     execute(scheduler, first)
     while resumed.generated_len == generated:
@@ -179,3 +184,58 @@ def test_recomputed_tokens_are_what_was_known_minus_what_was_restored(generated:
     for _ in range(3):
         execute(scheduler, scheduler.schedule())
     assert resumed.recomputed == 8 + generated - 1 - kv_len
+
+
+imports = st.tuples(st.integers(0, 19), st.integers(0, 19), st.integers(0, 19), st.integers(0, 12))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(imports, min_size=1, max_size=8), st.integers(14, 30), st.integers(4, 30))
+def test_what_is_imported_meets_what_is_computed(
+    lines: list[tuple[int, int, int, int]], num_pages: int, budget: int
+) -> None:
+    """20 known tokens each; imports begin, end and fall short anywhere, and end at any time."""
+    scheduler = Scheduler(4, budget, PAGE, num_pages)
+    ends: dict[int, tuple[Sequence, int, int]] = {}
+    for line, (a, b, reached, when) in enumerate(lines):
+        resumed = sequence(line, 12, 20, ResumeState(tuple(range(8)), min(a, b), max(a, b)))
+        scheduler.add(resumed)
+        ends[line] = (resumed, min(a, b) + reached, when)
+    for step in range(2000):
+        for resumed, reached, when in list(ends.values()):
+            running = resumed.state is SequenceState.RUNNING
+            if resumed.incoming is not None and running and step >= when:
+                assert len(resumed.pages) * PAGE >= resumed.incoming.stop
+                resumed.incoming.next = min(reached, resumed.incoming.stop)
+                before, recomputed = resumed.kv_len, resumed.recomputed
+                resumed.end_import(reached)
+                assert resumed.kv_len >= before
+                assert resumed.recomputed == recomputed
+        plan = scheduler.schedule()
+        for chunk in plan.chunks:
+            incoming = chunk.sequence.incoming
+            assert incoming is None or chunk.start + chunk.length <= incoming.start
+        for done in execute(scheduler, plan):
+            scheduler.remove(done)
+        scheduler.check()
+        if not scheduler.has_work() and step > 12:
+            break
+    assert scheduler.allocator.used_count == 0
+    assert all(resumed.generated_len == 20 for resumed, _, _ in ends.values())
+
+
+def test_a_split_computes_its_head_while_the_tail_comes() -> None:
+    scheduler = Scheduler(4, 5, PAGE, num_pages=50)
+    resumed = sequence(0, 12, 20, ResumeState((1, 2, 3), 8, 12))
+    scheduler.add(resumed)
+    assert [chunk.length for chunk in scheduler.schedule().chunks] == [5]
+    execute(scheduler, scheduler.schedule())
+    resumed.incoming.next = 12  # type: ignore[union-attr]
+    resumed.end_import(11)  # its last slot did not count
+    starts = []
+    while resumed.generated_len == 3:
+        plan = scheduler.schedule()
+        starts += [(chunk.start, chunk.length) for chunk in plan.chunks]
+        execute(scheduler, plan)
+    assert starts == [(5, 3), (11, 4)]
+    assert resumed.recomputed == 8 + 3

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config
 
 from context_daemon.records import RequestKey, SamplingParams
+from tests.unit.engine_feed import Feed
 from tests.unit.tiny_model import EOS_ID, VOCAB_SIZE, tiny_config, write_tiny_model
 from worker.engine.config import EngineConfig, EngineConfigError, plan_engine
 from worker.engine.engine import TorchEngine
@@ -191,7 +192,9 @@ def test_a_resumed_sequence_with_all_its_kv_feeds_one_token(folder: Path) -> Non
     known = len(request.prompt_token_ids) + 6
     kv = bytearray((known - 1) * source.layout.slot_bytes)
     source.export_slots([SlotSpan(request.key, 0, known - 1)], memoryview(kv))
-    target.add(request, ResumeState(tuple(tokens), known - 1, kv))
+    feed = Feed(target)
+    feed.add(request, tuple(tokens), kv)
+    feed.drain()
     output = target.step()
     assert (output.prefill_tokens, output.decode_tokens) == (0, 1)
     assert output.tokens[0].position == 6
@@ -260,10 +263,10 @@ def test_what_can_never_run_is_refused_with_its_reason(
 def test_a_contradictory_resume_state_is_refused(folder: Path) -> None:
     engine = load(folder)
     request = EngineRequest(RequestKey("j", 0), (1, 2, 3), greedy(4))
-    with pytest.raises(ValueError, match="kv_len 4 is not within 0 and T-1 = 3"):
-        engine.add(request, ResumeState((5,), 4, b""))
-    with pytest.raises(ValueError, match="slots are"):
-        engine.add(request, ResumeState((5,), 2, b"short"))
+    with pytest.raises(ValueError, match=r"\[0, 4\) to be imported are not within \[0, T-1 = 3\)"):
+        engine.add(request, ResumeState((5,), 0, 4))
+    with pytest.raises(ValueError, match=r"\[2, 1\) to be imported are not within"):
+        engine.add(request, ResumeState((5,), 2, 1))
     with pytest.raises(ValueError, match="has all its tokens already"):
         engine.add(request, ResumeState((5, 6, 7, 8)))
 

@@ -103,7 +103,7 @@ def table_with(slots: int, committed: int = 100) -> PageTable:
 
 
 async def restored(restorer: Restorer, wish: Wish) -> list[tuple[int, int, str]]:
-    async with aclosing(restorer.pages(wish, lambda end: None)) as pieces:
+    async with aclosing(restorer.pages(wish, await restorer.choose(wish), lambda end: None)) as pieces:
         return [(piece.number, piece.slots, piece.source) async for piece in pieces]
 
 

@@ -53,8 +53,6 @@ def _check_resume(request: EngineRequest, resume: ResumeState, plan: EnginePlan,
             f"{request.key} has all its tokens already ({len(resume.token_ids)} of max_tokens "
             f"{request.params.max_tokens}): finish it, do not resume it"
         )
-    if not 0 <= resume.kv_len <= known - 1:
-        raise ValueError(f"{request.key}: kv_len {resume.kv_len} is not within 0 and T-1 = {known - 1}")
-    size, expected = memoryview(resume.kv).nbytes, resume.kv_len * plan.slot_bytes
-    if size != expected:
-        raise ValueError(f"{request.key}: {resume.kv_len} slots are {expected} bytes, not {size}")
+    if not 0 <= resume.fetch_from <= resume.fetch_to <= known - 1:
+        fetch = f"[{resume.fetch_from}, {resume.fetch_to})"
+        raise ValueError(f"{request.key}: positions {fetch} to be imported are not within [0, T-1 = {known - 1})")

@@ -17,7 +17,7 @@ from worker.engine.protocol import Capacity, EngineFault, EngineRequest, NewToke
 from worker.engine.runner import Logits, ModelRunner
 from worker.engine.sampler import sample
 from worker.engine.scheduler import Chunk, Schedule, Scheduler
-from worker.engine.sequence import Sequence, new_sequence
+from worker.engine.sequence import Sequence, SequenceState, new_sequence
 
 
 class TorchEngine:
@@ -120,6 +120,27 @@ class TorchEngine:
             )
         if slots:
             self._runner.pool.export(slots, out)
+
+    def import_slots(self, key: RequestKey, start: int, stop: int, source: memoryview) -> bool:
+        sequence = self._sequences[key]
+        incoming = sequence.incoming
+        if incoming is None or incoming.ended or start != incoming.next or not start < stop <= incoming.stop:
+            waits = f"[{incoming.next}, {incoming.stop})" if incoming and not incoming.ended else "none"
+            raise ValueError(f"{key}: positions [{start}, {stop}) come, it waits for {waits}")
+        row, rest = divmod(source.nbytes, stop - start)
+        if rest or row < self._layout.slot_bytes:
+            raise ValueError(f"{key}: {source.nbytes} bytes are not {stop - start} rows of {self._layout.slot_bytes}")
+        if sequence.state is not SequenceState.RUNNING:
+            return False
+        self._runner.load(sequence, start, stop, source)
+        incoming.next = stop
+        return True
+
+    def end_import(self, key: RequestKey, reached: int) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is not None and sequence.incoming is not None:
+            self._runner.clear(sequence, max(reached, sequence.incoming.start), sequence.incoming.next)
+            sequence.end_import(reached)
 
     def abort(self, key: RequestKey) -> None:
         sequence = self._sequences.pop(key, None)

@@ -56,6 +56,9 @@ class KVPool:
         for page in pages:
             by_page[:, :, page].zero_()
 
+    def clear_slots(self, slots: list[int]) -> None:
+        self._slots.index_fill_(2, torch.tensor(slots), 0.0)
+
     def export(self, slots: list[int], out: memoryview) -> None:
         """One gather, straight into `out`: pieces of `head_dim` values in the canonical order."""
         first = torch.arange(self._slots.shape[0])[:, None] * self._slots.shape[1] * self._slots.shape[2]
@@ -63,8 +66,9 @@ class KVPool:
         target = torch.frombuffer(out, dtype=self._slots.dtype).view(-1, self.head_dim)
         torch.index_select(self._slots.view(-1, self.head_dim), 0, rows.view(-1), out=target)
 
-    def load(self, slots: list[int], source: bytes | bytearray | memoryview) -> None:
-        """The way back; straight from `source`, for which it should be writable (torch takes no other without a copy)."""
+    def load(self, slots: list[int], source: memoryview) -> None:
+        """The way back, from rows that begin with a slot; straight from `source`, for which it should be writable (torch
+        takes no other without a copy)."""
         data = self._canonical(source, len(slots)).permute(1, 2, 0, 3)
         first, count = slots[0], len(slots)
         if slots == list(range(first, first + count)):  # twice as fast, and usual: pages are handed out in order
@@ -72,8 +76,7 @@ class KVPool:
         else:
             self._slots.index_copy_(2, torch.tensor(slots), data)
 
-    def _canonical(self, source: bytes | bytearray | memoryview, count: int) -> Tensor:
+    def _canonical(self, source: memoryview, count: int) -> Tensor:
         layers, pairs, _, dim = self._slots.shape
-        view = memoryview(source)
-        buffer = bytearray(view) if view.readonly else view
-        return torch.frombuffer(buffer, dtype=self._slots.dtype).view(count, layers, pairs, dim)
+        rows = torch.frombuffer(bytearray(source) if source.readonly else source, dtype=self._slots.dtype)
+        return rows.view(count, -1)[:, : layers * pairs * dim].view(count, layers, pairs, dim)

@@ -38,13 +38,14 @@ class EngineRequest:
 class ResumeState:
     """Where an interrupted sequence stood.
 
-    `token_ids` are the generated and committed tokens. `kv` holds the slots of positions `[0, kv_len)` in the canonical
-    layout (`kv_len * slot_bytes` bytes), with `kv_len <= len(prompt) + len(token_ids) - 1`; what it lacks is computed.
+    `token_ids` are the generated and committed tokens. The KV of positions `[fetch_from, fetch_to)` will come through
+    `import_slots`, with `fetch_to <= len(prompt) + len(token_ids) - 1`; what is before and behind is computed, that before
+    while the import goes on.
     """
 
     token_ids: tuple[int, ...] = ()
-    kv_len: int = 0
-    kv: bytes | bytearray | memoryview = b""
+    fetch_from: int = 0
+    fetch_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,16 @@ class Engine(Protocol):
 
         Raises KeyError for an unknown sequence and ValueError for positions that are not resident.
         """
+
+    def import_slots(self, key: RequestKey, start: int, stop: int, source: memoryview) -> bool:
+        """Copy the slots of positions `[start, stop)` in, which follow on those that came before, from equally long rows
+        that each begin with a slot. Between iterations; they count when `end_import` says so. False while the sequence has
+        no pages yet: call again after an iteration. Raises KeyError for an unknown sequence and ValueError for positions
+        that it does not wait for (any, once its pages were taken back)."""
+
+    def end_import(self, key: RequestKey, reached: int) -> None:
+        """No more comes: of what was imported, positions before `reached` count, the rest is computed. Harmless for a
+        sequence that waits for nothing."""
 
     def abort(self, key: RequestKey) -> None:
         """Forget a sequence, running or finished, and free its pages. Unknown keys are ignored."""

@@ -28,11 +28,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, schedule: Schedule) -> None:
-        """Pages that changed hands are cleared; what admitted sequences bring along is imported."""
+        """Pages that changed hands are cleared."""
         self.pool.clear(schedule.new_pages)
-        for sequence in schedule.admitted:
-            if sequence.resume is not None and sequence.restorable:
-                self.pool.load(self.slots(sequence, 0, sequence.restorable), sequence.resume.kv)
+
+    @torch.inference_mode()
+    def load(self, sequence: Sequence, start: int, stop: int, source: memoryview) -> None:
+        self.pool.load(self.slots(sequence, start, stop), source)
+
+    def clear(self, sequence: Sequence, start: int, stop: int) -> None:
+        """What came in does not count: it may be anything, and must be finite until it is computed."""
+        if start < stop:
+            self.pool.clear_slots(self.slots(sequence, start, stop))
 
     def slots(self, sequence: Sequence, start: int, stop: int) -> list[int]:
         size, pages = self._plan.page_size, sequence.pages

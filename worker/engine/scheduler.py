@@ -31,7 +31,6 @@ class Chunk:
 @dataclass(slots=True)
 class Schedule:
     chunks: list[Chunk] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)  # their `resume` KV is to be imported before computing
     preempted: list[Sequence] = field(default_factory=list)
     new_pages: list[int] = field(default_factory=list)
 
@@ -87,7 +86,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.state is not SequenceState.RUNNING or (sequence.pending == 1) is not decode:
                 continue
-            length = min(sequence.pending, budget)
+            length = min(sequence.computable, budget)
             if length and self._make_room(plan, sequence, sequence.kv_len + length):
                 plan.chunks.append(Chunk(sequence, sequence.kv_len, length))
                 budget -= length
@@ -130,13 +129,13 @@ class Scheduler:
             if pages_for(len(sequence.token_ids), self.page_size) > self.allocator.free_count - self._promised():
                 return
             self.waiting.pop(0)
-            sequence.start()
+            sequence.state = SequenceState.RUNNING
             insort(self.running, sequence, key=_arrival)
-            length = min(sequence.pending, budget)
-            self._grow(plan, sequence, sequence.kv_len + length)
-            plan.admitted.append(sequence)
-            plan.chunks.append(Chunk(sequence, sequence.kv_len, length))
-            budget -= length
+            length = min(sequence.computable, budget)
+            self._grow(plan, sequence, max(sequence.room, sequence.kv_len + length))
+            if length:  # none as long as all of it is to be imported
+                plan.chunks.append(Chunk(sequence, sequence.kv_len, length))
+                budget -= length
 
     def _promised(self) -> int:
         """Pages that running prefills will still take for tokens they already know."""

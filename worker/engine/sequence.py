@@ -15,6 +15,16 @@ class SequenceState(Enum):
     FINISHED = auto()  # off the schedule, pages kept until abort
 
 
+@dataclass(slots=True)
+class Import:
+    """Positions `[start, stop)` come from outside, in order; `[start, next)` are here. Those before `start` are computed."""
+
+    start: int
+    stop: int
+    next: int
+    ended: bool = False
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """`kv_len` counts positions `[0, kv_len)` whose KV is resident; always `kv_len <= len(token_ids) - 1` at rest."""
@@ -24,7 +34,8 @@ class Sequence:
     token_ids: list[int]  # prompt, then generated
     prompt_len: int
     arrival: int  # order of `add`: the greater, the younger
-    resume: ResumeState | None
+    resumed: bool
+    incoming: Import | None
     stop_ids: frozenset[int]
     max_len: int  # ends by length when token_ids is this long
     state: SequenceState = SequenceState.WAITING
@@ -43,33 +54,48 @@ class Sequence:
         return len(self.token_ids) - self.kv_len
 
     @property
-    def restorable(self) -> int:
-        """Positions that an import fills when the sequence is admitted."""
-        return self.resume.kv_len if self.resume is not None else 0
+    def computable(self) -> int:
+        """Of the pending tokens, those that need not wait for an import."""
+        return self.pending if self.incoming is None else self.incoming.start - self.kv_len
 
-    def start(self) -> None:
-        self.state = SequenceState.RUNNING
-        self.kv_len = self.restorable
-        self._covered = max(self._covered, self.kv_len)
+    @property
+    def room(self) -> int:
+        """Positions that must have pages from the start."""
+        return self.incoming.stop if self.incoming is not None else 0
+
+    def end_import(self, reached: int) -> None:
+        if self.incoming is not None:
+            self.incoming.next = max(self.incoming.start, min(reached, self.incoming.next))
+            self.incoming.ended = True
+            self._join()
+
+    def _join(self) -> None:
+        """What was computed has met what was imported."""
+        incoming = self.incoming
+        if incoming is not None and incoming.ended and self.kv_len == incoming.start:
+            self.kv_len = incoming.next
+            self._covered = max(self._covered, self.kv_len)
+            self.incoming = None
 
     def release(self) -> list[int]:
-        """Give up KV and wait again; the tokens stand."""
+        """Give up KV and wait again; the tokens stand. What was to be imported is computed, too."""
         pages, self.pages = self.pages, []
-        self.kv_len = 0
+        self.kv_len, self.incoming = 0, None
         self.state = SequenceState.WAITING
         return pages
 
     def advance(self, computed: int) -> None:
         self.kv_len += computed
-        if self.resume is not None:
+        if self.resumed:
             known = len(self.token_ids) - 1
             self.recomputed += max(0, min(self.kv_len, known) - self._covered)
             self._covered = max(self._covered, self.kv_len)
+        self._join()
 
     def append(self, token_id: int) -> str | None:
         """Take a sampled token; the reason when it was the last one."""
         self.token_ids.append(token_id)
-        self.resume = None  # its bytes served their purpose: from here on a preemption recomputes
+        self.resumed = False  # what is computed again from here on is not the interruption's doing
         if token_id in self.stop_ids:
             return "stop"
         return "length" if len(self.token_ids) >= self.max_len else None
@@ -81,13 +107,15 @@ def new_sequence(
     params = request.params
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
     prompt = list(request.prompt_token_ids)
+    fetch = (resume.fetch_from, resume.fetch_to) if resume is not None else (0, 0)
     return Sequence(
         key=request.key,
         params=params,
         token_ids=prompt + list(resume.token_ids if resume is not None else ()),
         prompt_len=len(prompt),
         arrival=arrival,
-        resume=resume,
+        resumed=resume is not None,
+        incoming=Import(*fetch, next=fetch[0]) if fetch[0] < fetch[1] else None,
         stop_ids=stop_ids,
         max_len=min(len(prompt) + params.max_tokens, max_model_len),
     )
