@@ -111,13 +111,12 @@ def mark(positions: int, first_page: int = 0) -> KVWatermark:
 
 
 class Restored(NamedTuple):
-    """`kv` holds the raw slots of positions `[start, positions)`, as far as they are right."""
+    """`kv` holds the raw slots up to `positions`, as far as they are right."""
 
     record: RequestRecord
     kv: memoryview
     positions: int
     sources: tuple[str, ...]
-    start: int = 0
 
 
 def restore(
@@ -140,4 +139,4 @@ def restore(
             if good < page.stop - page.start:
                 break
         positions = stream.fetch_from + len(kv) // layout.slot_bytes
-        return Restored(stream.record, memoryview(kv), positions, tuple(dict.fromkeys(sources)), stream.fetch_from)
+        return Restored(stream.record, memoryview(kv), positions, tuple(dict.fromkeys(sources)))
