@@ -139,7 +139,8 @@ class TorchEngine:
     def end_import(self, key: RequestKey, reached: int) -> None:
         sequence = self._sequences.get(key)
         if sequence is not None and sequence.incoming is not None:
-            self._runner.clear(sequence, max(reached, sequence.incoming.start), sequence.incoming.next)
+            if sequence.state is SequenceState.RUNNING:
+                self._runner.clear(sequence, max(reached, sequence.incoming.start), sequence.incoming.stop)
             sequence.end_import(reached)
 
     def abort(self, key: RequestKey) -> None:

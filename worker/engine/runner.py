@@ -36,7 +36,7 @@ class ModelRunner:
         self.pool.load(self.slots(sequence, start, stop), source)
 
     def clear(self, sequence: Sequence, start: int, stop: int) -> None:
-        """What came in does not count: it may be anything, and must be finite until it is computed."""
+        """What lies there may be anything, and must be finite until it is computed."""
         if start < stop:
             self.pool.clear_slots(self.slots(sequence, start, stop))
 

@@ -32,7 +32,7 @@ class Chunk:
 class Schedule:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    new_pages: list[int] = field(default_factory=list)
+    new_pages: list[int] = field(default_factory=list)  # to be cleared; not those that an import fills
 
 
 class Scheduler:
@@ -110,8 +110,10 @@ class Scheduler:
         pages = self.allocator.allocate(missing)
         if pages is None:
             return False
+        first = len(sequence.pages)
         sequence.pages += pages
-        plan.new_pages += pages
+        filled = sequence.filled_pages(self.page_size)
+        plan.new_pages += [page for number, page in enumerate(pages, first) if number not in filled]
         return True
 
     def _preempt(self, plan: Schedule, sequence: Sequence) -> None:

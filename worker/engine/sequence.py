@@ -63,6 +63,10 @@ class Sequence:
         """Positions that must have pages from the start."""
         return self.incoming.stop if self.incoming is not None else 0
 
+    def filled_pages(self, page_size: int) -> range:
+        """Those that an import fills to the last slot; what does not come must be cleared."""
+        return range(-(-self.incoming.start // page_size), self.incoming.stop // page_size) if self.incoming else range(0)
+
     def end_import(self, reached: int) -> None:
         if self.incoming is not None:
             self.incoming.next = max(self.incoming.start, min(reached, self.incoming.next))
