@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path) -> TorchEngine:
-    return TorchEngine.load(EngineConfig(model=str(folder), num_pages=64, max_num_seqs=4, max_num_batched_tokens=16))
+    return TorchEngine.load(EngineConfig(model=str(folder), num_pages=64, max_num_seqs=4, max_num_batched_tokens=4))
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +153,10 @@ def test_garbage_that_is_no_number_leaves_no_trace(folder: Path, before: Before)
     """NaN times a weight of zero is NaN: what was rejected must not lie where masked positions are read."""
     resumed = Resumed(folder, before)
     row = framed_size(resumed.engine.layout.slot_bytes)
-    resumed.rows[40 * row :] = b"\xff" * (len(resumed.rows) - 40 * row)
+    resumed.rows[33 * row :] = b"\xff" * (len(resumed.rows) - 33 * row)
     resumed.offer_all()
     assert resumed.finish() == before.output
-    assert resumed.item.reached == 40
+    assert resumed.item.reached == 33
 
 
 def test_a_page_after_a_bad_one_is_not_wanted(folder: Path, before: Before) -> None:
@@ -173,7 +173,7 @@ def test_a_page_after_a_bad_one_is_not_wanted(folder: Path, before: Before) -> N
 def test_the_head_is_computed_while_the_tail_comes(folder: Path, before: Before) -> None:
     resumed = Resumed(folder, before, start=48)
     head = resumed.engine.step()
-    assert head.kv_len == {KEY: 16}
+    assert head.kv_len == {KEY: 4}
     resumed.offer_all()
     assert resumed.finish() == before.output
     assert resumed.item.count == len(PROMPT) - 48
@@ -221,7 +221,7 @@ def test_others_decode_while_pages_wait_for_their_turn(folder: Path, before: Bef
     """Each step of the loop brings the other one's next token, whether a page was there or not."""
     resumed = Resumed(folder, before)
     alone = load(folder)
-    request: dict[str, Any] = {"prompt_token_ids": PROMPT[:9], "params": PARAMS}
+    request: dict[str, Any] = {"prompt_token_ids": PROMPT[:4], "params": PARAMS}
     alone.add(EngineRequest(OTHER, **request))
     expected = decoded(alone, OTHER)
     resumed.engine.add(EngineRequest(OTHER, **request))
