@@ -3,20 +3,20 @@
 One engine computes a context once. Its pages lie in the arena of daemon A and in the KV store; then each way brings them
 back, through A itself (arena) or through daemon B (peer, store), until the engine has sampled the next token. `ms` is all of
 it, `fetch_ms` the way of the pages alone; `floor_ms` is their bytes at the raw bandwidth of the medium, measured in the same
-run: a copy in memory for the arena, loopback TCP for a peer, single GETs of the bare Redis client for the store.
+run: a copy in memory for the arena, loopback TCP for a peer, single GETs of the bare Redis client for the store; or the
+bandwidth that the links to B were slowed down to.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ import grpc
 
 from context_daemon.client import ContextClient
 from context_daemon.kv_writer import KVWriter
-from context_daemon.rates import PrefillCost
 from context_daemon.raw_redis import get_bandwidth
 from context_daemon.records import (
     Endpoint,
@@ -42,14 +41,19 @@ from context_daemon.redis_server import EmbeddedServers, free_port
 from context_daemon.redis_store import RedisStore
 from context_daemon.restore_stream import RestoreStream
 from context_daemon.store import LeaseRequest
+from protos import context_pb2 as pb
+from protos.context_pb2_grpc import ContextServiceStub
+from worker.bench_links import SlowLink
+from worker.bench_media import loopback_bandwidth, memcpy_bandwidth
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import EngineRequest, ResumeState, SlotSpan
 from worker.imports import Import, Imports
-from worker.prefill_probe import probe
+from worker.prefill_probe import learn, probe
 
 PATHS = ("arena", "peer", "store", "recompute", "planner")
 _WORKER = "bench"
+_LINKED = "127.0.0.2"  # where the relays listen: at the same ports as what they stand for
 _TURN_S = 0.02
 
 
@@ -63,9 +67,11 @@ class Interrupted:
 
 
 class ResumeBench:
-    """An engine, two daemons and two Redis servers for the length of a `with`."""
+    """An engine, two daemons and two Redis servers for the length of a `with`. With `slowed`, B reaches A and the KV server
+    over `peer_link` and `store_link`."""
 
-    def __init__(self, model: Path, longest: int, threads: int) -> None:
+    def __init__(self, model: Path, longest: int, threads: int, *, slowed: bool = False) -> None:
+        self._slowed = slowed
         self._config = EngineConfig(model=str(model), max_num_seqs=2, max_model_len=longest + 8, num_threads=threads)
         self._stack = ExitStack()
 
@@ -74,8 +80,14 @@ class ResumeBench:
         self.servers = self._stack.enter_context(EmbeddedServers(folder))
         self.engine = TorchEngine.load(self._config)
         self.layout = self.engine.layout
-        self.prefill: PrefillCost = probe(self.engine).cost()
-        self.here, self.there = self._daemon("a"), self._daemon("b")
+        self.prefill = probe(self.engine)
+        kv_url, address = self.servers.kv.url, f"127.0.0.1:{free_port('127.0.0.1')}"
+        if self._slowed:
+            self.here = self._daemon("a", address, kv_url, f"{_LINKED}:{address.rpartition(':')[2]}")
+            kv_url = self._slow_down(address)
+        else:
+            self.here = self._daemon("a", address, kv_url)
+        self.there = self._daemon("b", f"127.0.0.1:{free_port('127.0.0.1')}", kv_url)
         self.writers = {client.address: KVWriter(client, self.layout, 64) for client in (self.here, self.there)}
         for writer in self.writers.values():
             writer.attach()
@@ -84,10 +96,24 @@ class ResumeBench:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _daemon(self, node_id: str) -> ContextClient:
-        address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    def _slow_down(self, address: str) -> str:
+        """Put relays before daemon A's two ports and the KV server; the URL of the latter's."""
+        host, port = address.split(":")
+        with grpc.insecure_channel(address) as channel:
+            pages = ContextServiceStub(channel).DescribePages(pb.DescribePagesRequest(), timeout=10).port
+        self._link((_LINKED, int(port)), (host, int(port)))
+        self.peer_link = self._link((_LINKED, pages), (host, pages))
+        self.store_link = self._link((_LINKED, 0), (self.servers.kv.host, self.servers.kv.port))
+        return f"redis://{_LINKED}:{self.store_link.near[1]}/0"
+
+    def _link(self, near: tuple[str, int], far: tuple[str, int]) -> SlowLink:
+        link = SlowLink(near, far)
+        self._stack.callback(link.close)
+        return link
+
+    def _daemon(self, node_id: str, address: str, kv_url: str, advertise: str = "") -> ContextClient:
         command = [sys.executable, "-m", "context_daemon", "--node-id", node_id, "--listen", address]
-        command += ["--durable-url", self.servers.durable.url, "--kv-url", self.servers.kv.url]
+        command += ["--advertise", advertise or address, "--durable-url", self.servers.durable.url, "--kv-url", kv_url]
         daemon = subprocess.Popen([*command, "--arena-bytes", str(2 << 30)], stderr=subprocess.DEVNULL)
         self._stack.callback(daemon.wait)
         self._stack.callback(daemon.terminate)
@@ -100,7 +126,7 @@ class ResumeBench:
     def interrupted(self, context: int) -> Interrupted:
         """Compute `context` positions, commit one token after them, and wait until all of the KV is in the store."""
         spec = RequestSpec(
-            1, "c1", Endpoint.COMPLETIONS, tuple(100 + (7 * at) % 1000 for at in range(context)),
+            1, "c1", Endpoint.COMPLETIONS, tuple(100 + (7 * at) % 150 for at in range(context)),
             SamplingParams(seed=1, max_tokens=4, temperature=0.0, ignore_eos=True),
         )  # fmt: skip
         lease = asyncio.run(self._lease(spec))
@@ -151,9 +177,9 @@ class ResumeBench:
         request = EngineRequest(key, item.spec.prompt_token_ids, item.spec.params)
         if path == "recompute":
             self.engine.add(request, ResumeState((item.token,)))
-            fetched = self._decode(Imports(self.engine, lambda _: None), threading.Event())
+            fetched, sampled = self._decode(Imports(self.engine, lambda _: None), threading.Event())
         else:
-            fetched = self._fetched(item, path, request, incoming)
+            fetched, sampled = self._fetched(item, path, request, incoming)
         ended = time.monotonic()
         recomputed = self.engine.recomputed_tokens(key)
         self.engine.abort(key)
@@ -163,12 +189,13 @@ class ResumeBench:
             "bytes": incoming.count * self.layout.slot_bytes,
             "recomputed_tokens": recomputed,
             "source": "+".join(incoming.sources),
+            "sampled": sampled,
         }
 
-    def _fetched(self, item: Interrupted, path: str, request: EngineRequest, incoming: Import) -> float:
-        """Until the next token; returns when the last page was in."""
+    def _fetched(self, item: Interrupted, path: str, request: EngineRequest, incoming: Import) -> tuple[float, int]:
+        """Until the next token: when the last page was in, and the token."""
         daemon = self.here if path == "arena" else self.there
-        wish: dict[str, Any] = {"prefill": self.prefill} if path == "planner" else {"only": path}
+        wish: dict[str, Any] = {"prefill": self.prefill.cost()} if path == "planner" else {"only": path}
         with daemon.restoring(
             item.lease.key, item.lease.token, _WORKER, self.layout, arena=self.writers[daemon.address], **wish
         ) as stream:
@@ -183,17 +210,19 @@ class ResumeBench:
             finally:
                 fetching.join()
 
-    def _decode(self, imports: Imports, more: threading.Event) -> float:
-        """What a step loop does until the next token; returns when the last page was in."""
+    def _decode(self, imports: Imports, more: threading.Event) -> tuple[float, int]:
+        """What a step loop does until the next token: when the last page was in, and the token."""
         at = time.monotonic()
         while True:
             more.clear()
             if len(imports):
                 imports.turn(_TURN_S)
                 at = time.monotonic()
+            stepped = time.monotonic()
             output = self.engine.step()
+            learn(self.prefill, output, time.monotonic() - stepped)
             if output.tokens:
-                return at
+                return at, output.tokens[0].token_id
             if not output.kv_len:
                 more.wait(_TURN_S)
 
@@ -201,7 +230,7 @@ class ResumeBench:
         """Bytes/s of the bare media."""
         page = self.layout.slot_bytes * self.layout.page_size
         store = get_bandwidth(self.servers.kv.url, page)
-        return {"arena": _memcpy(), "peer": _loopback(page), "store": store}
+        return {"arena": memcpy_bandwidth(), "peer": loopback_bandwidth(page), "store": store}
 
 
 def _offer(stream: RestoreStream, incoming: Import, more: threading.Event) -> None:
@@ -212,54 +241,22 @@ def _offer(stream: RestoreStream, incoming: Import, more: threading.Event) -> No
     more.set()
 
 
-def _best(measure: Callable[[], float], times: int = 3) -> float:
-    return max(measure() for _ in range(times))
-
-
-def _memcpy(size: int = 128 << 20) -> float:
-    source, target = bytearray(size), bytearray(size)
-
-    def once() -> float:
-        started = time.perf_counter()
-        target[:] = source
-        return size / (time.perf_counter() - started)
-
-    return _best(once)
-
-
-def _loopback(block: int, size: int = 256 << 20) -> float:
-    """One sender, one receiver, blocks of a page, both in this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def send() -> None:
-            with socket.create_connection(server.getsockname()) as sender:
-                data = bytes(block)
-                for _ in range(size // block):
-                    sender.sendall(data)
-
-        def once() -> float:
-            thread = threading.Thread(target=send)
-            thread.start()
-            receiver, _ = server.accept()
-            buffer, left = memoryview(bytearray(block)), size // block * block
-            started = time.perf_counter()
-            with receiver:
-                while left:
-                    left -= receiver.recv_into(buffer[: min(block, left)])
-            seconds = time.perf_counter() - started
-            thread.join()
-            return size / seconds
-
-        return _best(once)
-
-
 def run_resume_bench(
-    model: Path, contexts: Sequence[int], rounds: int, threads: int, paths: Sequence[str] = PATHS
+    model: Path,
+    contexts: Sequence[int],
+    rounds: int,
+    threads: int,
+    paths: Sequence[str] = PATHS,
+    link_bytes_per_s: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """One row for each context and way: medians of `rounds`, the ways taking turns."""
+    """One row for each context and way: medians of `rounds`, the ways taking turns. `link_bytes_per_s` slows both links
+    to the second daemon down."""
     rows = []
-    with ResumeBench(model, max(contexts), threads) as bench:
+    with ResumeBench(model, max(contexts), threads, slowed=link_bytes_per_s > 0) as bench:
         floors = bench.floors()
+        if link_bytes_per_s > 0:
+            bench.peer_link.bytes_per_s = bench.store_link.bytes_per_s = link_bytes_per_s
+            floors |= {"peer": link_bytes_per_s, "store": link_bytes_per_s}
         for context in contexts:
             item = bench.interrupted(context)
             runs: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}

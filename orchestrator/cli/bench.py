@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from context_daemon.quantities import ByteCount
 from orchestrator.cli.common import console, json_option, print_json
 
 
@@ -98,14 +100,35 @@ def engine(
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="The ways take turns; medians."
 )
+@click.option(
+    "--link",
+    type=ByteCount(per_second=True),
+    default=0,
+    help="Slow the links to the peer and the store down to this, as 20MB/s. Default: as fast as they are.",
+)
 @_model_option
 @_threads_option
 @json_option
-def resume(contexts: list[int], rounds: int, model: Path | None, threads: int | None, as_json: bool) -> None:
+def resume(contexts: list[int], rounds: int, link: int, model: Path | None, threads: int | None, as_json: bool) -> None:
     """How soon an interrupted request goes on, by each way that its KV can come back."""
-    from worker.bench_resume import run_resume_bench
+    from worker.bench_resume import PATHS, run_resume_bench
 
-    _print(run_resume_bench(_model(model), contexts, rounds, threads or max(1, _cores() - 1)), as_json)
+    _print(run_resume_bench(_model(model), contexts, rounds, threads or max(1, _cores() - 1), PATHS, link), as_json)
+
+
+@bench.command()
+@click.option("--context", "contexts", default="256,512,1024", show_default=True, callback=_batches, help="Drawn from.")
+@click.option("--draws", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@_model_option
+@_threads_option
+@json_option
+def planner(contexts: list[int], draws: int, seed: int, model: Path | None, threads: int | None, as_json: bool) -> None:
+    """How far the restore planner's choice is from the best way, over links of drawn bandwidths."""
+    from worker.bench_planner import run_planner_bench
+
+    rows = run_planner_bench(_model(model), contexts, draws, threads or max(1, _cores() - 1), seed)
+    _print(rows, as_json, median_regret=round(median(row["regret"] for row in rows), 3))
 
 
 @bench.command()
@@ -130,13 +153,16 @@ def _model(given: Path | None) -> Path:
     return given or ensure_demo_model(lambda text, _share: console.print(text, markup=False))
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _print(rows: list[dict[str, Any]], as_json: bool, **overall: float) -> None:
     if as_json:
-        print_json({"rows": rows})
+        print_json({"rows": rows} | overall)
         return
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*map(str, row.values()))
-    Console(width=160).print(table)
+    out = Console(width=160)
+    out.print(table)
+    for name, value in overall.items():
+        out.print(f"{name}: {value}")

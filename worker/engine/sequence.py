@@ -65,7 +65,9 @@ class Sequence:
 
     def filled_pages(self, page_size: int) -> range:
         """Those that an import fills to the last slot; what does not come must be cleared."""
-        return range(-(-self.incoming.start // page_size), self.incoming.stop // page_size) if self.incoming else range(0)
+        return (
+            range(-(-self.incoming.start // page_size), self.incoming.stop // page_size) if self.incoming else range(0)
+        )
 
     def end_import(self, reached: int) -> None:
         if self.incoming is not None:
