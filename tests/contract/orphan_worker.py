@@ -62,7 +62,9 @@ class Worker:
 
     def _restore(self, lease: Lease) -> None:
         try:
-            self.client.restore(lease.key, lease.token, self._name, LAYOUT, arena=self.writer)
+            with self.client.restoring(lease.key, lease.token, self._name, LAYOUT, arena=self.writer) as stream:
+                for page in stream.pages():
+                    page.good()
         except NotOwner:
             return  # fenced meanwhile: its commit will say so
 

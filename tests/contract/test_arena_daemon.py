@@ -294,7 +294,7 @@ async def test_what_was_pushed_out_unshipped_is_filled_in_when_the_kv_server_is_
     node.daemon.start()
     await store.requeue("job", 1, [(owner.key, owner.token)], InterruptionCause.WORKER_DIED)
     second = await lease(store, 1, "w2", epoch=2)
-    restored = available(lambda: client.restore(second.key, second.token, "w2", WIDE))
+    restored = available(lambda: restore(client, second.key, second.token, "w2", WIDE))
     assert (restored.record.watermark, restored.positions, restored.sources) == (known, known, ("store",))
     whole = b"".join(bytes([page + 1]) * (size * WIDE.slot_bytes) for page in range(pages))
     assert bytes(restored.kv) == whole

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, lease, mark, start_job, until
+from daemon_rig import LAYOUT, PROMPT, Daemon, Pages, lease, mark, restore, start_job, until
 
 from context_daemon.client import ContextClient
 from context_daemon.kv_slots import framed_size
@@ -201,7 +201,7 @@ def test_garbage_goes_and_what_is_needed_stays(cluster: Cluster) -> None:
     assert {item["request"] for item in cluster.json("ls")["items"]} == {"job/1", "job/2", "job/4"}
     assert cluster.json("gc")["stored_pages"] == {}
     second = cluster.run(lease(store, 2, "w2", epoch=2))
-    restored = cluster.clients[1].restore(second.key, second.token, "w2", LAYOUT)
+    restored = restore(cluster.clients[1], second.key, second.token, "w2", LAYOUT)
     assert restored.positions == 11 and restored.record.tokens == (5, 6)
 
 
