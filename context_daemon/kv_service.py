@@ -22,14 +22,13 @@ from context_daemon.page_server import PageServer
 from context_daemon.page_table import PageTable
 from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
-from context_daemon.records import CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
+from context_daemon.records import PAGE_SIZE, CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
 from context_daemon.restorer import Choice, Restorer, Wish, probed_links
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs
 
 log = get_logger()
 
-_PAGE_SIZE = 16
 _GRANT_SHARE = 4  # of the arena, at most a quarter may be granted to one worker without being announced
 
 
@@ -207,7 +206,7 @@ class KVService:
 
     def page_size(self, layout: str) -> int:
         """Of a layout that was ever written here; KVLayout's default for any other."""
-        return self.page_sizes.get(layout, _PAGE_SIZE)
+        return self.page_sizes.get(layout, PAGE_SIZE)
 
     # -- tokens pass by ---------------------------------------------------------------------------------------------
     def committed(self, commit: TokenCommit, result: CommitResult) -> Entry | None:

@@ -79,6 +79,9 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+PAGE_SIZE = 16  # tokens, where nobody says otherwise
+
+
 class KVLayout(msgspec.Struct, frozen=True):
     """Says which bytes a KV slot holds, so that only bytes of the same making are ever restored.
 
@@ -91,7 +94,7 @@ class KVLayout(msgspec.Struct, frozen=True):
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    page_size: int = 16
+    page_size: int = PAGE_SIZE
 
     @property
     def slot_bytes(self) -> int:

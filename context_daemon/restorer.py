@@ -104,7 +104,6 @@ class Choice:
     """Pages of `[fetch_from, fetch_to)` are to come, the plan's source first; where it ends early the next one goes on.
     Nothing at all when computing is sooner."""
 
-    path: Path
     order: tuple[SourceOffer, ...]
     fetch_from: int
     fetch_to: int
@@ -132,10 +131,10 @@ class Restorer:
         chosen = plan(wish.wanted, wish.shape.slot_bytes, wish.shape.page_size, offers, wish.prefill)
         self._say(wish, chosen)
         if chosen.path is Path.RECOMPUTE:
-            return Choice(chosen.path, (), 0, 0)
+            return Choice((), 0, 0)
         order = sorted(offers, key=lambda offer: offer.kind is not chosen.source)
         furthest = max(offer.positions for offer in offers)
-        return Choice(chosen.path, tuple(order), chosen.fetch_from, furthest)
+        return Choice(tuple(order), chosen.fetch_from, furthest)
 
     async def pages(self, wish: Wish, chosen: Choice, keep: Keep) -> AsyncGenerator[Piece, None]:
         """Whole pages one after another, until one is nowhere to be had or all are there; the last may be a part of one.

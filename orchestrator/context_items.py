@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from context_daemon import wire
-from context_daemon.records import RequestKey, RequestRecord
+from context_daemon.records import PAGE_SIZE, RequestKey, RequestRecord
 from context_daemon.watermark import epoch_of_page
 from protos import admin_pb2 as pb
 from protos import context_pb2
-
-_PAGE_SIZE = 16  # KVLayout's default, where no node that answers knows a layout
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def context_item(key: RequestKey, record: RequestRecord | None, found: Found) ->
         by_layout[holding.layout].append(holding)
     sizes = found.page_sizes
     places += [
-        _stored(layout, holdings, record, sizes.get(layout, _PAGE_SIZE))
+        _stored(layout, holdings, record, sizes.get(layout, PAGE_SIZE))
         for layout, holdings in sorted(by_layout.items())
     ]
     item = pb.ContextItem(job_id=key.job_id, line=key.line, choice=key.choice, places=places)

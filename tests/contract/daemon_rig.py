@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import grpc
 from store_samples import job_record, spec
 
-from context_daemon.client import EXPENSIVE, ContextClient
+from context_daemon.client import ContextClient
 from context_daemon.kv_slots import bare
 from context_daemon.kv_writer import Announced, KVWriter
-from context_daemon.rates import PrefillCost
 from context_daemon.records import FencingToken, KVLayout, KVWatermark, Lease, RequestKey, RequestRecord
 from context_daemon.redis_server import EmbeddedServers, free_port
 from context_daemon.redis_store import RedisStore
@@ -120,18 +119,11 @@ class Restored(NamedTuple):
 
 
 def restore(
-    client: ContextClient,
-    key: RequestKey,
-    token: FencingToken,
-    worker_id: str,
-    layout: KVLayout,
-    arena: KVWriter | None = None,
-    prefill: PrefillCost = EXPENSIVE,
-    only: str = "",
+    client: ContextClient, key: RequestKey, token: FencingToken, worker_id: str, layout: KVLayout, **wish: Any
 ) -> Restored:
-    """All of a restore at once."""
+    """All of a restore at once; `wish` as for `ContextClient.restoring`."""
     kv, sources = bytearray(), []
-    with client.restoring(key, token, worker_id, layout, arena=arena, prefill=prefill, only=only) as stream:
+    with client.restoring(key, token, worker_id, layout, **wish) as stream:
         for page in stream.pages():
             good = page.good()
             kv += bare(page.rows, good, layout.slot_bytes).tobytes()

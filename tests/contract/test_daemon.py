@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -37,32 +34,9 @@ from context_daemon.records import (
     RequestKey,
     TokenCommit,
 )
-from context_daemon.redis_server import EmbeddedServers, ServerProcess, free_port, port_is_free
+from context_daemon.redis_server import EmbeddedServers, port_is_free
 from context_daemon.redis_store import RedisStore
-from context_daemon.store import StoreRefusesWrites, StoreUnavailable
-
-
-@pytest.fixture
-def own_servers(tmp_path: Path) -> Iterator[EmbeddedServers]:
-    with EmbeddedServers(tmp_path) as embedded:
-        yield embedded
-
-
-@pytest.fixture
-def daemon(own_servers: EmbeddedServers) -> Iterator[Daemon]:
-    running = Daemon(own_servers)
-    try:
-        yield running.start()
-    finally:
-        if running.process is not None and running.process.poll() is None:
-            running.end(signal.SIGKILL)
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[ContextClient]:
-    made = ContextClient(f"127.0.0.1:{daemon.port}")
-    yield made
-    made.close()
+from context_daemon.store import StoreUnavailable
 
 
 @pytest.fixture
@@ -70,21 +44,6 @@ async def store(own_servers: EmbeddedServers) -> Any:
     made = RedisStore(own_servers.durable.url)
     yield made
     await made.close()
-
-
-@pytest.fixture
-def pages(client: ContextClient) -> Pages:
-    return Pages(client)
-
-
-@pytest.fixture
-def elsewhere(own_servers: EmbeddedServers) -> Iterator[ContextClient]:
-    """Another node's daemon over the same stores: nothing but the KV store gives it pages."""
-    running = Daemon(own_servers, "node-2").start()
-    made = ContextClient(f"127.0.0.1:{running.port}")
-    yield made
-    made.close()
-    running.end(signal.SIGKILL)
 
 
 async def test_commit_and_restore_over_epochs(
@@ -225,84 +184,6 @@ async def test_handover_by_client(client: ContextClient, store: RedisStore) -> N
     assert late.status is CommitStatus.FENCED
 
 
-async def test_durable_store_killed_in_the_middle(
-    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
-) -> None:
-    await start_job(store)
-    owner = await lease(store, 1, "w1")
-    for position in range(20):
-        client.commit([TokenCommit(owner.key, owner.token, position, (position,))])
-    own_servers.durable.kill()
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="does not answer"):
-        client.commit([TokenCommit(owner.key, owner.token, 20, (20,))])
-    assert time.monotonic() - began < 3.0
-    assert client.heartbeat(worker_status("w1", "node-1")) == []  # answered while the store is away
-    own_servers.durable.start()
-    (result,) = available(lambda: client.commit([TokenCommit(owner.key, owner.token, 20, (20,))]))
-    assert (result.status, result.length) == (CommitStatus.OK, 21)
-    assert available(lambda: restore(client, owner.key, owner.token, "w1", LAYOUT))[0].tokens == tuple(range(21))
-    available(lambda: client.heartbeat(worker_status("w1", "node-1")))
-
-
-async def test_hung_durable_store_shows_within_the_timeout(
-    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
-) -> None:
-    await start_job(store)
-    owner = await lease(store, 1, "w1")
-    own_servers.durable.pause()
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable):
-        client.commit([TokenCommit(owner.key, owner.token, 0, (1,))])
-    assert time.monotonic() - began < 3.0
-    client.heartbeat(worker_status("w1", "node-1"))
-    assert time.monotonic() - began < 4.0
-    own_servers.durable.resume()
-    (result,) = available(lambda: client.commit([TokenCommit(owner.key, owner.token, 0, (1,))]))
-    assert (result.status, result.length) == (CommitStatus.OK, 1)
-
-
-async def test_kv_restart_is_told_and_costs_no_token(
-    client: ContextClient, elsewhere: ContextClient, pages: Pages, store: RedisStore, own_servers: EmbeddedServers
-) -> None:
-    await start_job(store)
-    owner = await lease(store, 1, "w1")
-    pages.put(owner, 0, 8)
-    pages.stored(owner, 8)
-    client.commit([TokenCommit(owner.key, owner.token, 0, (5,), mark(8))])
-    own_servers.kv.kill()
-    pages.put(owner, 8, 9)
-    record, _, positions, _ = restore(elsewhere, owner.key, owner.token, "w1", LAYOUT, only="store")
-    assert record.tokens == (5,) and positions == 0
-    own_servers.kv.start()
-    owned = (owner.key, owner.token.epoch)
-    until(lambda: pages.writer.announce([], [owned]).progress[owned].losses == 1)
-    pages.writer.rewrite([owned])
-    pages.put(owner, 0, 9)
-    pages.stored(owner, 9)
-    assert restore(elsewhere, owner.key, owner.token, "w1", LAYOUT, only="store").positions == 8, (
-        "as far as the watermark says"
-    )
-
-
-async def test_a_notice_raised_while_the_store_is_away_is_not_lost(
-    client: ContextClient, store: RedisStore, own_servers: EmbeddedServers
-) -> None:
-    notice = Notice("node-1", NoticeKind.TERMINATE, time.time() + 60, "test")
-    own_servers.durable.kill()
-    assert client.raise_notice(notice)
-    assert not client.raise_notice(notice)
-    assert client.heartbeat(worker_status("w1", "node-1")) == [notice]
-    own_servers.durable.start()
-    deadline = time.monotonic() + 10
-    while (await store.notices()) != [notice]:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
-    client.withdraw_notice(notice.id)
-    assert client.heartbeat(worker_status("w1", "node-1")) == []
-    assert await store.notices() == []
-
-
 async def test_heartbeats_carry_only_this_nodes_notices(client: ContextClient, store: RedisStore) -> None:
     mine = Notice("node-1", NoticeKind.TERMINATE, time.time() + 60, "elsewhere")
     await store.put_notice(mine)
@@ -367,25 +248,6 @@ async def test_large_writes_are_read_back_whole(
     for daemon, arena in ((elsewhere, None), (elsewhere, there.writer), (client, pages.writer)):
         _, got, positions, _ = restore(daemon, owner.key, owner.token, "w1", wide, arena=arena)
         assert positions == 75 and bytes(got) == raw
-
-
-async def test_a_store_that_refuses_writes_is_named(tmp_path: Path) -> None:
-    server = ServerProcess("durable", tmp_path, free_port(), maxmemory=4 << 20)
-    server.start()
-    store = RedisStore(server.url)
-    try:
-        await start_job(store)
-        owner = await lease(store, 1, "w1")
-        with pytest.raises(StoreRefusesWrites, match=r"memory limit is reached: raise maxmemory"):
-            for position in range(0, 2_000_000, 2000):
-                await store.commit([TokenCommit(owner.key, owner.token, position, tuple(range(2000)))])
-        record = await store.get_request(owner.key)
-        assert record is not None and len(record.tokens) % 2000 == 0  # a refused script wrote nothing
-        job = await store.get_job("job")
-        assert job is not None and job.output_tokens == len(record.tokens)
-    finally:
-        await store.close()
-        server.stop()
 
 
 def test_bad_messages_are_refused_by_name(client: ContextClient, pages: Pages) -> None:

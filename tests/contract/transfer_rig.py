@@ -18,10 +18,12 @@ from typing import Any
 
 import grpc
 import psutil
+from daemon_rig import restore
 from store_samples import job_record, spec
 
 from context_daemon import wire
 from context_daemon.client import ContextClient
+from context_daemon.kv_slots import TRAILER_BYTES
 from context_daemon.kv_writer import KVWriter
 from context_daemon.page_stream import StreamRequest, pack_request
 from context_daemon.records import InterruptionCause, KVLayout, KVWatermark, Lease, RequestKey, TokenCommit
@@ -32,6 +34,7 @@ from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceStub
 
 LAYOUT = KVLayout("fp", "cpu-1", "float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=4)  # pages of 64 KiB
+ROW, PAGE = LAYOUT.slot_bytes + TRAILER_BYTES, LAYOUT.page_size * (LAYOUT.slot_bytes + TRAILER_BYTES)
 
 
 class Node:
@@ -257,3 +260,18 @@ def reset(connection: socket.socket) -> None:
     """Closed the hard way."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
+
+
+def restored(
+    client: ContextClient, lease: Lease, held: Held, arena: KVWriter | None = None, only: str = ""
+) -> tuple[int, tuple[str, ...]]:
+    """Positions and sources, once all bytes were found to be the right ones."""
+    _, raw, positions, sources = restore(client, lease.key, lease.token, "w2", held.layout, arena=arena, only=only)
+    assert bytes(raw) == held.raw[: positions * held.layout.slot_bytes], "never a wrong byte"
+    return positions, sources
+
+
+def attached(client: ContextClient, layout: KVLayout = LAYOUT) -> KVWriter:
+    writer = KVWriter(client, layout, spare_blocks=4)
+    writer.attach()
+    return writer

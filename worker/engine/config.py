@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from context_daemon.records import PAGE_SIZE
 from worker.engine.model_folder import ModelSpec, inspect_model_folder
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -30,7 +31,7 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
-    page_size: int = 16
+    page_size: int = PAGE_SIZE
     num_pages: int | None = None
     kv_cache_memory_bytes: int | None = None
     dtype: str = "float32"

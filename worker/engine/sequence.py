@@ -16,7 +16,7 @@ class SequenceState(Enum):
 
 
 @dataclass(slots=True)
-class Import:
+class Incoming:
     """Positions `[start, stop)` come from outside, in order; `[start, next)` are here. Those before `start` are computed."""
 
     start: int
@@ -35,7 +35,7 @@ class Sequence:
     prompt_len: int
     arrival: int  # order of `add`: the greater, the younger
     resumed: bool
-    incoming: Import | None
+    incoming: Incoming | None
     stop_ids: frozenset[int]
     max_len: int  # ends by length when token_ids is this long
     state: SequenceState = SequenceState.WAITING
@@ -121,7 +121,7 @@ def new_sequence(
         prompt_len=len(prompt),
         arrival=arrival,
         resumed=resume is not None,
-        incoming=Import(*fetch, next=fetch[0]) if fetch[0] < fetch[1] else None,
+        incoming=Incoming(*fetch, next=fetch[0]) if fetch[0] < fetch[1] else None,
         stop_ids=stop_ids,
         max_len=min(len(prompt) + params.max_tokens, max_model_len),
     )
