@@ -224,7 +224,7 @@ def test_a_target_that_cannot_be_told_does_not_end_the_source(
         heard.append(lease)
         raise ConnectionError("the target's node is cut off")
 
-    source.runtime._notify = broken
+    source.runtime._handovers._notify = broken
     source.runtime.set_targets(dict.fromkeys(keys("untold", COUNT), target.name))
     with NoticeTo(rig, 0.3, source):
         drained(source)
