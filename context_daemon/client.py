@@ -13,6 +13,7 @@ import msgspec
 from context_daemon import wire
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, KVWriter, Owned, SlotRange
 from context_daemon.page_records import Shape
+from context_daemon.preparation import Preparation
 from context_daemon.rates import PrefillCost
 from context_daemon.records import (
     CommitResult,
@@ -142,6 +143,12 @@ class ContextClient:
             yield RestoreStream(layout, arena, iter(call), self._call)
         finally:
             call.cancel()  # what is left of the stream is not wanted; after its end this does nothing
+
+    def prepare(self, asked: Preparation, timeout_s: float) -> list[int]:
+        """Copy pages ahead of a cut-over (see ContextService.Prepare). Returns how far each request is at the target, from
+        the first position on without a hole; 0 when it is not owned under its token any more."""
+        request = wire.preparation_to_pb(asked)
+        return list(self._call(lambda: self._control.Prepare(request, timeout=timeout_s)).positions)
 
     def handover(
         self,

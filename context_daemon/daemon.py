@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from context_daemon.arena import MIN_BYTES
 from context_daemon.collector import Collector
 from context_daemon.commit_mode import KVCommit, ShipBudget
+from context_daemon.guests import Guests
 from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_service import KVService
 from context_daemon.nic import nic_bytes_per_s
@@ -89,12 +90,14 @@ class ContextDaemon:
         )
         drop = PageDrop(self._store, self._kv, self._pages)
         collector = Collector(self._pages.table, self._store, self._kv, drop, self._pages.reap)
+        self._guests = Guests(self._pages, self._pages.peers, self._store)
         self._service = ContextServer(
             self._store,
             self._pages,
             self._board,
             drop,
             Operator(config.node_id, self._pages, self._kv, collector, self.traffic.figures),
+            self._guests,
             node_id=config.node_id,
             address=here,
             worker_ttl_s=config.worker_ttl_s,
@@ -134,6 +137,7 @@ class ContextDaemon:
             self._pages.shipper.run(),
             self._pages.page_server.run(),
             self._sweeper.run(),
+            self._guests.run(),
             self.traffic.run(),
         )
         self._background = [asyncio.create_task(item) for item in work]

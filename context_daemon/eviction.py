@@ -13,9 +13,9 @@ Victim = tuple[RequestKey, int, int]  # request, page, epoch
 def victims(entries: Sequence[Entry], count: int) -> list[Victim]:
     """Up to `count` pages to forget, worst first.
 
-    A page in the KV store is lost to nobody. Of the rest, a running owner's page is needed only if its engine dies, that of
-    a waiting request for certain. Within one request the last page goes first: a prefix without its end is still worth its
-    length, one without its start nothing.
+    A page in the KV store is lost to nobody, nor is one that was copied ahead of a cut-over: it is where it came from, too.
+    Of the rest, a running owner's page is needed only if its engine dies, that of a waiting request for certain. Within one
+    request the last page goes first: a prefix without its end is still worth its length, one without its start nothing.
     """
     ranked: list[tuple[tuple[int, float, int], Victim]] = []
     for entry in entries:
@@ -29,5 +29,5 @@ def victims(entries: Sequence[Entry], count: int) -> list[Victim]:
 
 def _worth(entry: Entry, number: int, page: Page) -> tuple[int, float, int]:
     in_store, owned = page.stored >= page.count, entry.owner > 0
-    rank = (0 if owned else 1) if in_store else (2 if owned else 3)
+    rank = (0 if owned else 1) if in_store or page.guest else (2 if owned else 3)
     return rank, entry.touched, -number

@@ -16,8 +16,8 @@ ENVIRONMENT = "TIDEOVER_FAULT"
 
 
 class Point(StrEnum):
-    """A daemon's pipeline, in the order of a request's life. `received` is before a thing is done, `stored` after it is done
-    and before anybody is told."""
+    """A daemon's pipeline, in the order of a request's life, then a drain's. `received` is before a thing is done, `stored`
+    after it is done and before anybody is told."""
 
     RESTORE_RECORD = "restore.record"  # the owner is checked, no page is sent
     RESTORE_PAGES = "restore.pages"  # the first pages are under way
@@ -31,6 +31,16 @@ class Point(StrEnum):
     HANDOVER_RECEIVED = "handover.received"
     HANDOVER_STORED = "handover.stored"
     PEER_PAGES = "peer.pages"  # pages are about to go to another node
+    PREPARE_RECEIVED = "prepare.received"  # at the source, by its worker
+    PREPARE_ANSWERED = "prepare.answered"  # at the source, by the target
+    GUESTS_RECEIVED = "guests.received"  # at the target: it is to take pages
+    GUESTS_PAGE = "guests.page"  # a page is here, and not in the page table
+    GUESTS_TAKEN = "guests.taken"
+    PRECOPY_TURN = "precopy.turn"  # in a draining worker: it is about to ask for a pre-copy
+    CUT_STOPPED = "cut.stopped"  # in a draining worker: a request takes no further step
+    CUT_SETTLED = "cut.settled"  # its commit and its open page are acknowledged
+    CUT_PREPARED = "cut.prepared"  # all of its KV is at the target
+    CUT_MOVED = "cut.moved"  # its lease is the target's, which has not been told
 
 
 @dataclass(slots=True)

@@ -29,6 +29,8 @@ from context_daemon.slabs import Slabs
 
 log = get_logger()
 
+_OWN_SHARE = 8  # of the arena, that pages copied ahead of a cut-over leave free
+_GUESTS_AT_ONCE = 4  # blocks that a stream holds before they are taken
 _GRANT_SHARE = 4  # of the arena, at most a quarter may be granted to one worker without being announced
 
 
@@ -68,8 +70,8 @@ class KVService:
         self.table = PageTable(self._slabs.give, time.monotonic)
         self.shipper = Shipper(self.table, self.arena, kv, ShipPolicy(budget, time.monotonic()), noticed)
         self.page_server = PageServer(self.table, self.arena, max_peer_streams)
-        self._landing = Landing(self.arena, self._slabs)
-        self.peers = PeerClient(self._landing)
+        self.landing = Landing(self.arena, self._slabs)
+        self.peers = PeerClient(self.landing)
         self.restorer = Restorer(self.table, self._lend, kv, self.peers, probed_links(self.arena), here)
         self._attached: dict[int, _Attached] = {}
         self.page_sizes: dict[str, int] = {}  # by layout, of those that were ever written here
@@ -208,6 +210,15 @@ class KVService:
         """Of a layout that was ever written here; KVLayout's default for any other."""
         return self.page_sizes.get(layout, PAGE_SIZE)
 
+    def takes_guests(self, shape: Shape) -> bool:
+        """There is a worker here that can use such pages."""
+        return any(item.shape == shape for item in self._attached.values())
+
+    def room_for_guests(self, shape: Shape) -> bool:
+        """Blocks that nobody needs, beyond those that this node's own workers may soon want."""
+        own = self.arena.total_bytes // _OWN_SHARE
+        return self._slabs.used_bytes + _GUESTS_AT_ONCE * shape.block_bytes <= self.arena.total_bytes - own
+
     # -- tokens pass by ---------------------------------------------------------------------------------------------
     def committed(self, commit: TokenCommit, result: CommitResult) -> Entry | None:
         """Returns what there was of a request that is over."""
@@ -244,7 +255,7 @@ class KVService:
                 if not borrowed:
                     yield self._copied(piece, wish.shape)
                 else:
-                    yield self._landing.place(piece, wish.shape, borrowed) if piece.data else piece
+                    yield self.landing.place(piece, wish.shape, borrowed) if piece.data else piece
 
     def _lend(self, held: Held, keep: Keep) -> Piece:
         self.table.pin(held.block)

@@ -46,3 +46,18 @@ PEER_BYTES = Counter("tideover_peer_bytes_total", "Bytes of pages to and from ot
 PEER_FAILURES = Counter(
     "tideover_peer_failures_total", "Page streams from other nodes that failed, by reason", ["reason"]
 )
+GUEST_PAGES = Counter(
+    "tideover_guest_pages_total",
+    "Pages copied here ahead of a cut-over (taken), and what became of them (claimed by the next owner, dismissed)",
+    ["fate"],
+)
+GUEST_REFUSALS = Counter(
+    "tideover_guest_refusals_total",
+    "Requests whose pages were not taken ahead, by reason (full, layout, not_owner)",
+    ["reason"],
+)
+PREPARE_SECONDS = Histogram(
+    "tideover_prepare_seconds",
+    "One turn of copying pages to a next owner's node, as its source sees it",
+    buckets=LATENCY_BUCKETS,
+)

@@ -36,6 +36,7 @@ class Page:
     count: int = 0
     stored: int = 0
     version: int = 0  # grows as slots that were there are written again
+    guest: bool = False  # copied from where its owner runs, for a next owner that has not come yet
 
 
 @dataclass(slots=True)

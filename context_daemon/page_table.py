@@ -161,6 +161,41 @@ class PageTable:
         for _, page in entry.all():
             self._release(page.block)
 
+    # -- guests: pages of a request that is about to move here ------------------------------------------------------
+    def adopt(self, key: RequestKey, shape: Shape, page: Held) -> bool:
+        """A page copied from another node's arena, all of which counts there. False when it is not wanted: the block stays
+        the caller's."""
+        entry = self._entries.get(key)
+        if key in self._ended or (entry is not None and (entry.shape != shape or entry.owner >= page.epoch)):
+            return False
+        entry = self._entry(key, shape)
+        by_epoch = entry.pages.setdefault(page.number, {})
+        known = by_epoch.get(page.epoch)
+        if known is not None and known.count >= page.slots:
+            return False
+        if known is not None:
+            self._release(known.block)
+            entry.unshipped.discard((page.number, page.epoch))
+        by_epoch[page.epoch] = Page(page.epoch, page.block, page.slots, guest=True)
+        entry.holes.written((page.number, page.epoch))
+        reach = page.number * shape.page_size + page.slots
+        entry.known[page.epoch] = max(entry.known.get(page.epoch, 0), reach)
+        return True
+
+    def settle(self, key: RequestKey) -> int:
+        """The next owner came: its guests are pages like others. Returns how many there were."""
+        entry = self._entries.get(key)
+        guests = [page for _, page in entry.all() if page.guest] if entry else []
+        for page in guests:
+            page.guest = False
+        return len(guests)
+
+    def dismiss(self, key: RequestKey) -> int:
+        """Nobody came: its guests go. Returns how many there were."""
+        entry = self._entries.get(key)
+        guests = [(number, page.epoch) for number, page in entry.all() if page.guest] if entry else []
+        return sum(self.evict(key, number, epoch) for number, epoch in guests)
+
     # -- restores ---------------------------------------------------------------------------------------------------
     def held_page(self, key: RequestKey, layout: str, number: int) -> Held | None:
         entry = self._entries.get(key)

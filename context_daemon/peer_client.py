@@ -21,6 +21,7 @@ from context_daemon.page_stream import End, PageHead, StreamRequest, pack_reques
 from context_daemon.peer_channels import PeerChannels
 from context_daemon.pieces import Piece
 from context_daemon.records import RequestKey
+from context_daemon.store import StoreUnavailable
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceStub
 
@@ -61,15 +62,35 @@ class PeerClient:
             metrics.PEER_FAILURES.labels("wrong").inc()
             log.warning("peer_answers_wrongly", peer=address, positions=len(answer.positions), port=answer.port)
             return {}
-        self._doors[address] = (address.rsplit(":", 1)[0].strip("[]"), answer.port, answer.token)
+        self.introduce(address, answer.port, answer.token)
         return dict(zip(keys, answer.positions, strict=True))
+
+    def introduce(self, address: str, port: int, token: str) -> None:
+        """What `describe` would have said of where a peer's pages can be read."""
+        self._doors[address] = (address.rsplit(":", 1)[0].strip("[]"), port, token)
+
+    async def give(self, request: pb.TakePagesRequest, timeout_s: float) -> list[int]:
+        """Have a peer take pages from here (see TakePages). Raises StoreUnavailable when it does not answer."""
+        address = request.prepare.target
+        try:
+            with self._channels.used(address) as channel:
+                answer = await ContextServiceStub(channel).TakePages(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            metrics.PEER_FAILURES.labels("away").inc()
+            raise StoreUnavailable(f"context daemon {address}: {error.code().name}: {error.details()}") from error
+        if len(answer.positions) != len(request.prepare.requests):
+            metrics.PEER_FAILURES.labels("wrong").inc()
+            raise StoreUnavailable(
+                f"context daemon {address} answers for {len(answer.positions)} requests, not for all"
+            )
+        return list(answer.positions)
 
     async def fetch(
         self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int, keep: Keep
     ) -> AsyncGenerator[Piece, None]:
-        """Verified pages in order, up to the first that is absent or does not match. Call `describe` before. A connection
-        that breaks is made anew from the next page on, a few times; one that stalls is not: whoever has waited so long goes
-        elsewhere. Blocks are freed by what `keep` is given, and all others by when this ended or was closed."""
+        """Verified pages in order, up to the first that is absent or does not match. Call `describe` or `introduce` before.
+        A connection that breaks is made anew from the next page on, a few times; one that stalls is not: whoever has waited
+        so long goes elsewhere. Blocks are freed by what `keep` is given, and all others by when this ended or was closed."""
         number = first_page
         for turn in range(_TRIES):
             if turn:

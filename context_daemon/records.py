@@ -270,6 +270,13 @@ class Notice(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
+class DrainTarget(msgspec.Struct, frozen=True):
+    """Where a draining worker's request shall go. Without a worker: to the queue. Without a daemon nothing is copied ahead."""
+
+    worker_id: str = ""
+    daemon: str = ""  # host:port of the worker's context daemon
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker's heartbeat. `beat` grows only while its engine loop turns."""
 

@@ -159,9 +159,11 @@ class Restorer:
     # -- what there is ----------------------------------------------------------------------------------------------
     async def _offers(self, wish: Wish) -> list[SourceOffer]:
         record, shape, links = wish.record, wish.shape, self._links
+        here = self._table.prefix(record.key, shape.layout)
+        there = await self._peer_positions(wish) if here < wish.wanted or wish.only else 0  # it may be gone: seconds
         found = [
-            (SourceKind.ARENA, self._table.prefix(record.key, shape.layout), links.arena),
-            (SourceKind.PEER, await self._peer_positions(wish), links.peer(record.kv_at)),
+            (SourceKind.ARENA, here, links.arena),
+            (SourceKind.PEER, there, links.peer(record.kv_at)),
             (SourceKind.STORE, record.watermark if record.layout == shape.layout else 0, links.store),
         ]
         if record.watermark and record.layout != shape.layout:
@@ -185,7 +187,7 @@ class Restorer:
         sources = {
             SourceKind.ARENA: self._from_here,
             SourceKind.PEER: self._from_peer,
-            SourceKind.STORE: self._from_store,
+            SourceKind.STORE: self.from_store,
         }
         under_way, size, started = self._links.under_way, 0, time.monotonic()
         under_way[offer.kind] = under_way.get(offer.kind, 0) + 1
@@ -230,7 +232,7 @@ class Restorer:
             async for piece in pieces:
                 yield piece
 
-    async def _from_store(self, wish: Wish, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:
+    async def from_store(self, wish: Wish, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:
         """Pages up to the first that is absent, or whose slots do not match."""
         record, shape = wish.record, wish.shape
         until = -(-min(record.watermark, wish.wanted) // shape.page_size)

@@ -14,8 +14,10 @@ import msgspec
 
 from context_daemon import metrics, wire
 from context_daemon.fault_points import Point, hit
+from context_daemon.guests import TURN_S, Guests
 from context_daemon.kv_service import ArenaFull, KVService
 from context_daemon.kv_writer import ArenaGone
+from context_daemon.notice_clock import NoticeClock
 from context_daemon.notices import NoticeBoard
 from context_daemon.observability import get_logger
 from context_daemon.operator_calls import Operator
@@ -39,6 +41,7 @@ from protos.context_pb2_grpc import ContextServiceServicer
 Context = grpc.aio.ServicerContext[Any, Any]
 _PAGES_A_MESSAGE = 16
 _READERS_GRACE_S = 10.0  # a worker has copied the last page out of the arena within that
+_PEERS_GRACE_S = 0.5  # beyond what a peer gives itself
 _HEARTBEAT_WAIT_S = 0.25  # a heartbeat is answered by then, whether or not the store took it
 
 
@@ -52,16 +55,18 @@ class ContextServer(ContextServiceServicer):
         board: NoticeBoard,
         drop: PageDrop,
         operator: Operator,
+        guests: Guests,
         *,
         node_id: str,
         address: str = "",
         worker_ttl_s: float = 10.0,
     ) -> None:
         self._store, self._service, self._board = store, service, board
-        self._drop, self._operator = drop, operator
+        self._drop, self._operator, self._guests = drop, operator, guests
         self._worker_ttl_s = worker_ttl_s
         self._address = address  # where other nodes reach this daemon
         self._log = get_logger(node=node_id)
+        self._notice_clock = NoticeClock(time.monotonic)
         self._beats: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -135,6 +140,7 @@ class ContextServer(ContextServiceServicer):
         record = await self._owned_record(request, context)
         yield pb.RestoreResponse(record=msgspec.msgpack.encode(record))
         hit(Point.RESTORE_RECORD)
+        self._guests.claimed(record.key)
         await self._service.restoring(record)
         shape = Shape(request.layout, request.slot_bytes, request.page_size)
         wish = Wish(record, shape, wire.prefill_from_pb(request.prefill), request.only)
@@ -177,6 +183,35 @@ class ContextServer(ContextServiceServicer):
             )
         return record
 
+    async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
+        hit(Point.PREPARE_RECEIVED)
+        started, pages = time.perf_counter(), self._service.page_server
+        if request.target == self._address:  # the next owner is on this node
+            table, keys = self._service.table, [wire.key_from_pb(one.key) for one in request.requests]
+            return pb.PrepareResponse(positions=[table.prefix(key, request.layout) for key in keys])
+        take = pb.TakePagesRequest(prepare=request, source=self._address, port=pages.port, token=pages.token)
+        try:
+            positions = await self._service.peers.give(take, TURN_S + _PEERS_GRACE_S)
+        except StoreUnavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        hit(Point.PREPARE_ANSWERED)
+        metrics.PREPARE_SECONDS.observe(time.perf_counter() - started)
+        return pb.PrepareResponse(positions=positions)
+
+    async def TakePages(self, request: pb.TakePagesRequest, context: Context) -> pb.TakePagesResponse:
+        hit(Point.GUESTS_RECEIVED)
+        if ":" not in request.source or not 0 < request.port < 1 << 16:
+            text = f"pages cannot be read at {request.source!r}, port {request.port}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        self._service.peers.introduce(request.source, request.port, request.token)
+        try:
+            positions = await self._guests.take(wire.preparation_from_pb(request.prepare), request.source)
+        except StoreUnavailable as error:
+            await self._away("durable", error, context)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return pb.TakePagesResponse(positions=positions)
+
     async def Handover(self, request: pb.HandoverRequest, context: Context) -> pb.HandoverResponse:
         mark = wire.watermark_from_pb(request.watermark) if request.HasField("watermark") else None
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
@@ -209,6 +244,7 @@ class ContextServer(ContextServiceServicer):
             beat.add_done_callback(partial(self._beaten, status.worker_id))
         await asyncio.wait([beat], timeout=_HEARTBEAT_WAIT_S)
         standing = self._board.current()
+        self._notice_clock.told(status.worker_id, standing)
         metrics.NOTICES.set(len(standing))
         return pb.HeartbeatResponse(notices=[wire.notice_to_pb(notice) for notice in standing])
 
@@ -230,6 +266,7 @@ class ContextServer(ContextServiceServicer):
             notice = wire.notice_from_pb(request.notice)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"notice of {request.notice.node_id!r}: {error}")
+        self._notice_clock.raised(notice)
         is_new = await self._board.raise_notice(notice)
         if is_new:
             self._log.warning("notice_raised", kind=str(notice.kind), deadline=notice.deadline, source=notice.source)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from context_daemon.kv_writer import Announced, Attachment, Owned, Progress, SlotRange
+from context_daemon.page_records import Shape
 from context_daemon.pieces import Piece
+from context_daemon.preparation import Preparation, Wanted
 from context_daemon.rates import PrefillCost
 from context_daemon.records import (
     CommitResult,
@@ -163,6 +165,25 @@ def prefill_to_pb(p: PrefillCost) -> pb.PrefillCost:
 
 def prefill_from_pb(m: pb.PrefillCost) -> PrefillCost:
     return PrefillCost(m.fixed_s, m.token_s, m.attention_s, m.slowdown or 1.0)
+
+
+def preparation_to_pb(p: Preparation) -> pb.PrepareRequest:
+    return pb.PrepareRequest(
+        target=p.target,
+        layout=p.shape.layout,
+        slot_bytes=p.shape.slot_bytes,
+        page_size=p.shape.page_size,
+        requests=[
+            pb.PreparedRequest(key=key_to_pb(w.key), token=token_to_pb(w.token), positions=w.positions)
+            for w in p.wanted
+        ],
+        last=p.last,
+    )
+
+
+def preparation_from_pb(m: pb.PrepareRequest) -> Preparation:
+    wanted = tuple(Wanted(key_from_pb(w.key), token_from_pb(w.token), w.positions) for w in m.requests)
+    return Preparation(m.target, Shape(m.layout, m.slot_bytes, m.page_size), wanted, m.last)
 
 
 def pieces_to_pb(pieces: Iterable[Piece]) -> pb.RestoredPages:

@@ -294,6 +294,56 @@ class DescribePagesResponse(_message.Message):
     token: str
     def __init__(self, positions: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
 
+class PreparedRequest(_message.Message):
+    __slots__ = ("key", "token", "positions")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    key: RequestKey
+    token: FencingToken
+    positions: int
+    def __init__(self, key: _Optional[_Union[RequestKey, _Mapping]] = ..., token: _Optional[_Union[FencingToken, _Mapping]] = ..., positions: _Optional[int] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("target", "layout", "slot_bytes", "page_size", "requests", "last")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    layout: str
+    slot_bytes: int
+    page_size: int
+    requests: _containers.RepeatedCompositeFieldContainer[PreparedRequest]
+    last: bool
+    def __init__(self, target: _Optional[str] = ..., layout: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[PreparedRequest, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class PrepareResponse(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, positions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TakePagesRequest(_message.Message):
+    __slots__ = ("prepare", "source", "port", "token")
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    prepare: PrepareRequest
+    source: str
+    port: int
+    token: str
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., source: _Optional[str] = ..., port: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+
+class TakePagesResponse(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, positions: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class HandoverRequest(_message.Message):
     __slots__ = ("key", "token", "length", "watermark", "target", "cause")
     KEY_FIELD_NUMBER: _ClassVar[int]

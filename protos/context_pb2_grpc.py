@@ -60,6 +60,16 @@ class ContextServiceStub:
                 request_serializer=protos_dot_context__pb2.DescribePagesRequest.SerializeToString,
                 response_deserializer=protos_dot_context__pb2.DescribePagesResponse.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/tideover.context.v1.ContextService/Prepare',
+                request_serializer=protos_dot_context__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=protos_dot_context__pb2.PrepareResponse.FromString,
+                _registered_method=True)
+        self.TakePages = channel.unary_unary(
+                '/tideover.context.v1.ContextService/TakePages',
+                request_serializer=protos_dot_context__pb2.TakePagesRequest.SerializeToString,
+                response_deserializer=protos_dot_context__pb2.TakePagesResponse.FromString,
+                _registered_method=True)
         self.Handover = channel.unary_unary(
                 '/tideover.context.v1.ContextService/Handover',
                 request_serializer=protos_dot_context__pb2.HandoverRequest.SerializeToString,
@@ -129,6 +139,23 @@ class ContextServiceServicer:
 
     def DescribePages(self, request, context):
         """DescribePages says how far a node's arena holds requests, and where its pages can be read (see page_stream.py).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prepare(self, request, context):
+        """Prepare copies what running requests have in this node's arena to the daemon at `target`, ahead of their cut-over, and
+        answers how far each is there. What is there already is not copied again: call it as pages are sealed, and at the
+        cut-over with `last`. UNAVAILABLE: the target does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakePages(self, request, context):
+        """TakePages has this daemon take pages out of another's arena into its own, for as long as its lease on them is renewed by
+        the next call. It takes free room only: nothing is evicted for them. Between daemons.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,6 +231,16 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.DescribePages,
                     request_deserializer=protos_dot_context__pb2.DescribePagesRequest.FromString,
                     response_serializer=protos_dot_context__pb2.DescribePagesResponse.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=protos_dot_context__pb2.PrepareRequest.FromString,
+                    response_serializer=protos_dot_context__pb2.PrepareResponse.SerializeToString,
+            ),
+            'TakePages': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakePages,
+                    request_deserializer=protos_dot_context__pb2.TakePagesRequest.FromString,
+                    response_serializer=protos_dot_context__pb2.TakePagesResponse.SerializeToString,
             ),
             'Handover': grpc.unary_unary_rpc_method_handler(
                     servicer.Handover,
@@ -372,6 +409,60 @@ class ContextService:
             '/tideover.context.v1.ContextService/DescribePages',
             protos_dot_context__pb2.DescribePagesRequest.SerializeToString,
             protos_dot_context__pb2.DescribePagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.context.v1.ContextService/Prepare',
+            protos_dot_context__pb2.PrepareRequest.SerializeToString,
+            protos_dot_context__pb2.PrepareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakePages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tideover.context.v1.ContextService/TakePages',
+            protos_dot_context__pb2.TakePagesRequest.SerializeToString,
+            protos_dot_context__pb2.TakePagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

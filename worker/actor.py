@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from context_daemon.client import ContextClient
 from context_daemon.observability import configure_logging, get_logger, serve_metrics
-from context_daemon.records import Lease, RequestKey, WorkerStatus
+from context_daemon.records import DrainTarget, Lease, RequestKey, WorkerStatus
 from context_daemon.store import StoreUnavailable
 from worker.answer import AnswerBuilder
 from worker.engine.config import EngineConfig
@@ -65,7 +65,7 @@ class InferenceWorker:
     async def admit(self, leases: Sequence[Lease]) -> None:
         self._loaded().admit(leases)
 
-    async def set_targets(self, targets: Mapping[RequestKey, str]) -> None:
+    async def set_targets(self, targets: Mapping[RequestKey, DrainTarget]) -> None:
         self._loaded().set_targets(dict(targets))
 
     async def status(self) -> WorkerStatus:

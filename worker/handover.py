@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from context_daemon.client import ContextClient
+from context_daemon.fault_points import Point, hit
 from context_daemon.observability import get_logger
-from context_daemon.records import InterruptionCause, Lease, Notice, NoticeKind, RequestKey
+from context_daemon.phases import Phase, observe
+from context_daemon.records import DrainTarget, InterruptionCause, Lease, Notice, NoticeKind, RequestKey
 from context_daemon.store import StoreUnavailable
 from worker import drain
 from worker.commit import KVCommitter, TokenCommitter
@@ -21,11 +23,13 @@ from worker.held import Held
 from worker.ledger import Ledger
 from worker.loop import StepLoop
 from worker.metrics import HANDED_OVER
+from worker.precopy import PreCopy
 
 log = get_logger()
 
 _AT_ONCE = 16
 _RETRY_S = 0.1
+_NOWHERE = DrainTarget()
 
 
 class Handovers:
@@ -41,17 +45,20 @@ class Handovers:
         loop: StepLoop,
         tokens: TokenCommitter,
         kv: KVCommitter,
+        precopy: PreCopy,
         *,
         notify: Callable[[Lease], None],
         on_crash: Callable[[BaseException], None],
         clock: Callable[[], float],
     ) -> None:
         self._client, self._ledger, self._loop = client, ledger, loop
-        self._tokens, self._kv = tokens, kv
+        self._tokens, self._kv, self._precopy = tokens, kv, precopy
         self._notify, self._on_crash, self._clock = notify, on_crash, clock
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="handover")
-        self._targets: dict[RequestKey, str] = {}
+        self._targets: dict[RequestKey, DrainTarget] = {}
         self._stopping = threading.Event()
+        self._heard_at = 0.0  # of the notice; monotonic
+        self._untimed: set[Phase] = set()  # of the node's phases, under this notice
         self.notice: Notice | None = None  # by which this node ends
 
     def close(self) -> None:
@@ -70,11 +77,20 @@ class Handovers:
             log.warning(event, kind=notice.kind if notice else "", deadline=notice.deadline if notice else 0)
             if notice is None:
                 self._targets = {}  # by the next notice they may be gone themselves
+            elif self.notice is None:
+                self._heard_at, self._untimed = time.monotonic(), {Phase.PLAN, Phase.SOURCE_STOPPED}
         self.notice = notice
 
-    def set_targets(self, targets: dict[RequestKey, str]) -> None:
+    def set_targets(self, targets: Mapping[RequestKey, DrainTarget]) -> None:
         """Where the router wants this node's sequences to go; without a word they go back to the queue."""
         self._targets = dict(targets)
+        if self.notice is not None:
+            self._timed(Phase.PLAN)
+
+    def _timed(self, phase: Phase) -> None:
+        if phase in self._untimed:
+            self._untimed.discard(phase)
+            observe(phase, time.monotonic() - self._heard_at)
 
     def _pace(self) -> drain.DrainPace:
         flush_s = self._tokens.latency_s + self._kv.latency_s + 0.05
@@ -84,35 +100,67 @@ class Handovers:
         """In the loop's thread, before each step."""
         notice = self.notice
         if notice is None:
+            self._precopy.want({})
             return
-        held = [item for item in self._ledger.all() if not item.frozen and item.finish is None]
+        everything = self._ledger.all()
+        if not everything:
+            self._timed(Phase.SOURCE_STOPPED)
+        held = [item for item in everything if not item.frozen and item.finish is None]
         sequences = [drain.DrainSequence(item.key, item.spec.params.max_tokens - len(item.tokens)) for item in held]
         decisions = drain.plan(self._clock(), notice.deadline, self._pace(), sequences)
+        self._precopy.want(self._leaving(decisions))
         for key, action in decisions.items():
             if action is drain.Action.HAND_OVER:
-                frozen = self._loop.freeze(key)
-                if frozen is not None:
-                    self._threads.submit(self._hand_over, frozen, notice)
+                self._cut_over(key, notice)
 
-    def _hand_over(self, held: Held, notice: Notice) -> None:
+    def _leaving(self, decisions: Mapping[RequestKey, drain.Action]) -> dict[RequestKey, str]:
+        """Those that decode on and will go to a worker, with its daemon's address."""
+        leaving = (key for key, action in decisions.items() if action is drain.Action.DECODE_ON)
+        targets = {key: self._targets.get(key, _NOWHERE) for key in leaving}
+        return {key: target.daemon for key, target in targets.items() if target.daemon}
+
+    def _cut_over(self, key: RequestKey, notice: Notice) -> None:
+        frozen = self._loop.freeze(key)
+        if frozen is not None:
+            self._threads.submit(self._hand_over, frozen, notice, time.monotonic())
+
+    def _hand_over(self, held: Held, notice: Notice, stopped: float) -> None:
         try:
+            hit(Point.CUT_STOPPED)
+            target = self._targets.get(held.key, _NOWHERE)
             # Half of what is left is for the flush; a KV store that does not answer must not cost us the cut-over.
             patience = max(0.2, (notice.deadline - self._clock()) / 2)
-            flushed = self._flush(held, time.monotonic() + patience)
-            lease = self.move(held, self._targets.get(held.key, ""), InterruptionCause.NOTICE, math.inf)
-            HANDED_OVER.labels("worker" if lease and lease.worker_id else "queue").inc()
-            log.info(
-                "handed_over",
-                request=str(held.key),
-                epoch=held.token.epoch,
-                to=lease.worker_id if lease else "nobody: not the owner any more",
-                tokens=len(held.tokens),
-                flushed=flushed,
-            )
+            carried = self._carry(held, target, time.monotonic(), patience)
+            lease = self.move(held, target.worker_id, InterruptionCause.NOTICE, math.inf)
+            hit(Point.CUT_MOVED)
+            self._say(held, lease, carried, time.monotonic() - stopped)
             if lease is not None and lease.worker_id:
                 self._tell(lease)
         except Exception as error:  # noqa: BLE001 - a thread pool would swallow it
             self._on_crash(error)
+
+    def _say(self, held: Held, lease: Lease | None, carried: str, seconds: float) -> None:
+        HANDED_OVER.labels("worker" if lease and lease.worker_id else "queue").inc()
+        observe(Phase.CUT_OVER, seconds)
+        log.info(
+            "handed_over",
+            request=str(held.key),
+            epoch=held.token.epoch,
+            to=lease.worker_id if lease else "nobody: not the owner any more",
+            tokens=len(held.tokens),
+            kv=carried,
+            ms=round(1e3 * seconds, 1),
+        )
+
+    def _carry(self, held: Held, target: DrainTarget, began: float, patience: float) -> str:
+        """Have a stopped sequence's KV where its next owner finds it. Says where that is: with the target, in the store, or
+        in neither as far as was heard in time."""
+        settled = self._flush(held, began + patience, stored=False)
+        hit(Point.CUT_SETTLED)
+        if settled and target.daemon and self._precopy.finish(held, target.daemon, began + patience / 2):
+            hit(Point.CUT_PREPARED)
+            return "target"
+        return "store" if self._flush(held, began + patience, stored=True) else "behind"
 
     def _tell(self, lease: Lease) -> None:
         """The lease has moved whether or not its new owner hears of it now: the router says it again."""
@@ -121,11 +169,12 @@ class Handovers:
         except Exception as error:  # noqa: BLE001 - the next owner's trouble must not end what is still held here
             log.warning("target_not_told", worker=lease.worker_id, request=str(lease.key), error=repr(error))
 
-    def _flush(self, held: Held, until: float) -> bool:
-        """Wait until all of a frozen sequence is acknowledged; in short waits, so that `close` is heard."""
+    def _flush(self, held: Held, until: float, stored: bool) -> bool:
+        """Wait until all of a frozen sequence is acknowledged, by the KV store too if `stored`; in short waits, so that
+        `close` is heard."""
         while self._ledger.holds(held) and not self._stopping.is_set():
             left = until - time.monotonic()
-            if self._ledger.wait_flushed(held.key, max(0.0, min(left, 2 * _RETRY_S))):
+            if self._ledger.wait_flushed(held.key, max(0.0, min(left, 2 * _RETRY_S)), stored):
                 return True
             if left <= 0:
                 break

@@ -45,7 +45,16 @@ class Held:
     def flushed(self, ships: bool) -> bool:
         """All that the engine produced is acknowledged, as far as KV is shipped at all; the hand-over may carry it."""
         reached = self.kv_stored if ships else self.kv_arena
-        return self.uncommitted == 0 and reached >= min(self.kv_len, self.total - 1)
+        return self.uncommitted == 0 and reached >= self.exportable
+
+    @property
+    def exportable(self) -> int:
+        """Positions that the engine has KV of and a next owner can use."""
+        return min(self.kv_len, self.total - 1)
+
+    def sealed(self, page_size: int) -> int:
+        """Positions in full pages that the daemon has, and whose tokens are committed."""
+        return min(self.kv_arena, self.total - self.uncommitted) // page_size * page_size
 
 
 @dataclass(frozen=True, slots=True)

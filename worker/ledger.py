@@ -132,11 +132,15 @@ class Ledger:
             self.changed.wait_for(lambda: any(map(self._is_due, self._held.values())), timeout)
             return self._due_commits()
 
-    def wait_flushed(self, key: RequestKey, timeout: float) -> bool:
-        """Wait until all of a frozen sequence is acknowledged. False if time ran out first, or it is not held any more."""
+    def wait_flushed(self, key: RequestKey, timeout: float, stored: bool = True) -> bool:
+        """Wait until all of a frozen sequence is acknowledged; unless `stored`, its KV by the node's daemon only. False if
+        time ran out first, or it is not held any more."""
         with self.changed:
-            self.changed.wait_for(lambda: key not in self._held or self._held[key].flushed(self._ships), timeout)
-            return key in self._held and self._held[key].flushed(self._ships)
+            self.changed.wait_for(lambda: key not in self._held or self._flushed(key, stored), timeout)
+            return key in self._held and self._flushed(key, stored)
+
+    def _flushed(self, key: RequestKey, stored: bool) -> bool:
+        return self._held[key].flushed(self._ships and stored)
 
     def wait_settled(self, timeout: float) -> bool:
         """Wait until every token and every end is acknowledged."""

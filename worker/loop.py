@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from context_daemon.observability import get_logger
+from context_daemon.phases import Phase, observe
 from context_daemon.rates import PrefillCost
 from context_daemon.records import FencingToken, Finish, RequestKey, ResumeReport
 from worker.answer import Answer
@@ -268,6 +269,8 @@ class StepLoop:
         RECOMPUTED.inc(recomputed)
         source = "+".join(running.sources) if running.restored else "recompute"
         recompute_ms = 1e3 * (time.monotonic() - running.restored_at)
+        observe(Phase.RESTORE, running.restore_ms / 1e3)
+        observe(Phase.FIRST_TOKEN, recompute_ms / 1e3)
         report = ResumeReport(recomputed, running.restored, running.restore_ms, recompute_ms, source)
         self._ledger.report_resume(key, report)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from context_daemon.client import ContextClient
 from context_daemon.kv_writer import KVWriter
 from context_daemon.observability import get_logger
 from context_daemon.records import (
+    DrainTarget,
     InterruptionCause,
     Lease,
     RequestKey,
@@ -29,6 +30,7 @@ from worker.handover import Handovers
 from worker.held import Outcome
 from worker.ledger import Ledger
 from worker.loop import StepLoop
+from worker.precopy import PreCopy
 from worker.status import RuntimeOptions, engine_status, loading_status
 from worker.takeover import Takeover
 
@@ -79,12 +81,14 @@ class WorkerRuntime:
         self._takeover = Takeover(
             options.worker_id, client, layout, writer, answers, self._ledger, self._loop, self._crashed
         )
+        self._precopy = PreCopy(client, self._ledger, writer.shape, self._crashed)
         self._handovers = Handovers(
             client,
             self._ledger,
             self._loop,
             self._tokens,
             self._kv,
+            self._precopy,
             notify=notify,
             on_crash=self._crashed,
             clock=clock,
@@ -100,7 +104,7 @@ class WorkerRuntime:
             log.warning(
                 "arena_not_attached", error=str(error), effect="KV waits in the engine until the daemon answers"
             )
-        for part in (self._tokens, self._kv, self._loop, self._heart):
+        for part in (self._tokens, self._kv, self._loop, self._precopy, self._heart):
             part.start()
 
     def stop(self) -> None:
@@ -111,13 +115,14 @@ class WorkerRuntime:
             part.stop()
         self._takeover.close()
         self._handovers.close()
+        self._precopy.close()
         self._heart.join(timeout=10)
 
     def admit(self, leases: Iterable[Lease]) -> None:
         """Take over leased requests. Idempotent: what is held or on its way is left alone."""
         self._takeover.admit(leases)
 
-    def set_targets(self, targets: dict[RequestKey, str]) -> None:
+    def set_targets(self, targets: Mapping[RequestKey, DrainTarget]) -> None:
         """Where the router wants this node's sequences to go; without a word they go back to the queue."""
         self._handovers.set_targets(targets)
 

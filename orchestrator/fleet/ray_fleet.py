@@ -16,7 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from context_daemon.observability import Counter, get_logger
-from context_daemon.records import InterruptionCause, Lease, RequestKey
+from context_daemon.records import DrainTarget, InterruptionCause, Lease, RequestKey
 from orchestrator.events import EventLog
 from orchestrator.fleet.backoff import Backoff
 from worker.actor import InferenceWorker
@@ -78,7 +78,7 @@ class RayFleet:
         if worker_id in self._workers:
             self._workers[worker_id].handle.admit.remote(list(leases))
 
-    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, str]) -> None:
+    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, DrainTarget]) -> None:
         if worker_id in self._workers:
             self._workers[worker_id].handle.set_targets.remote(dict(targets))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from context_daemon.records import InterruptionCause, Lease, RequestKey
+from context_daemon.records import DrainTarget, InterruptionCause, Lease, RequestKey
 
 
 class WorkerGateway(Protocol):
@@ -13,7 +13,7 @@ class WorkerGateway(Protocol):
 
     def admit(self, worker_id: str, leases: Sequence[Lease]) -> None: ...
 
-    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, str]) -> None: ...
+    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, DrainTarget]) -> None: ...
 
     def dead(self) -> Mapping[str, InterruptionCause]:
         """Workers known to be dead since the fleet was joined, with what their requests' interruption is called."""

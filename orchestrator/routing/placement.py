@@ -10,7 +10,7 @@ Rules, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from context_daemon.records import RequestKey
@@ -115,7 +115,21 @@ def plan(
 
 
 def drain_targets(
-    leaving: Sequence[ReadyRequest], workers: Sequence[WorkerView], now: float, policy: PlacementPolicy
+    leaving: Sequence[ReadyRequest],
+    workers: Sequence[WorkerView],
+    now: float,
+    policy: PlacementPolicy,
+    before: Mapping[RequestKey, str],
 ) -> dict[RequestKey, str]:
-    """Where the sequences of a draining worker should go: the same rules, asked ahead of the cut-over."""
-    return {lease.key: lease.worker_id for lease in plan(leaving, workers, now, policy)}
+    """Where the sequences of a draining worker should go: the same rules, asked ahead of the cut-over. Whoever has a target
+    from `before` that still takes it keeps that: its pages are on their way there."""
+    views = {worker.worker_id: worker for worker in workers}
+    targets = {}
+    for request in leaving:
+        former = views.get(before.get(request.key, ""))
+        stays = [former] if former is not None and not former.hinted else []
+        worker = choose(request, stays, now, policy) or choose(request, views.values(), now, policy)
+        if worker is not None:
+            views[worker.worker_id] = take(worker, request, policy)
+            targets[request.key] = worker.worker_id
+    return targets

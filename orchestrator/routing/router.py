@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from context_daemon.observability import Counter, Gauge, Histogram, get_logger
 from context_daemon.records import (
+    DrainTarget,
     InterruptionCause,
     JobRecord,
     JobState,
@@ -79,7 +80,7 @@ class Router:
         self._beats = BeatWatch(options.silence_s)
         self._server_id = ""
         self._away = False
-        self._sent_targets: dict[str, tuple[float, dict[RequestKey, str]]] = {}  # when and what, by worker
+        self._sent_targets: dict[str, tuple[float, dict[RequestKey, DrainTarget]]] = {}  # when and what, by worker
         self._owners: dict[RequestKey, str] = {}
         self._announced: dict[str, int] = {}  # by job: the term it has been told of
         self._known_notices: set[str] = set()
@@ -299,11 +300,14 @@ class Router:
                 if lease.worker_id == worker.worker_id
             ]
             others = [view for view in views.values() if view.worker_id != worker.worker_id]
-            targets = placement.drain_targets(leaving, others, self._wall(), self._options.placement)
+            _, sent = self._sent_targets.get(worker.worker_id, (0.0, {}))
+            before = {key: target.worker_id for key, target in sent.items()}
+            chosen = placement.drain_targets(leaving, others, self._wall(), self._options.placement, before)
             if leaving:
+                targets = {key: DrainTarget(name, world.workers[name].daemon) for key, name in chosen.items()}
                 self._send_targets(worker.worker_id, targets)
 
-    def _send_targets(self, worker_id: str, targets: dict[RequestKey, str]) -> None:
+    def _send_targets(self, worker_id: str, targets: dict[RequestKey, DrainTarget]) -> None:
         """Told when they change, and again at intervals: a call may be lost."""
         now = self._clock()
         at, last = self._sent_targets.get(worker_id, (0.0, None))

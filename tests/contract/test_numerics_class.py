@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from context_daemon.records import InterruptionCause, Lease, RequestKey, SamplingParams
+from context_daemon.records import DrainTarget, InterruptionCause, Lease, RequestKey, SamplingParams
 from context_daemon.redis_store import RedisStore
 from orchestrator.events import EventLog
 from orchestrator.routing.placement import PlacementPolicy
@@ -42,7 +42,7 @@ class Gateway:
         if worker_id in self.workers:
             self.workers[worker_id].runtime.admit(leases)
 
-    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, str]) -> None:
+    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, DrainTarget]) -> None:
         if worker_id in self.workers:
             self.workers[worker_id].runtime.set_targets(dict(targets))
 

@@ -13,6 +13,7 @@ import pytest
 from context_daemon.client import ContextClient
 from context_daemon.records import (
     CommitStatus,
+    DrainTarget,
     FencingToken,
     Interruption,
     InterruptionCause,
@@ -134,7 +135,7 @@ def test_a_notice_with_a_target_computes_nothing_again(
 ) -> None:
     source = started(rig, "notice", long, 60, node="n1")
     target = rig.worker("b-notice", "n2")
-    source.runtime.set_targets(dict.fromkeys(keys("notice", COUNT), target.name))
+    source.runtime.set_targets(dict.fromkeys(keys("notice", COUNT), DrainTarget(target.name)))
     notice = raise_notice("n1", 2.5)
     until(lambda: source.runtime.status().state == "drained", "the drain")
     assert time.time() < notice.deadline, "handed over before the machine goes"

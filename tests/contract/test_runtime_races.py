@@ -17,6 +17,7 @@ from context_daemon.client import ContextClient
 from context_daemon.kv_writer import Announced
 from context_daemon.records import (
     CommitResult,
+    DrainTarget,
     InterruptionCause,
     Lease,
     Notice,
@@ -158,7 +159,7 @@ def test_a_hand_over_meets_a_commit_whose_reply_was_lost(
 ) -> None:
     source = started(rig, "lost", specs, 60)
     target = rig.worker("b-lost", "n2")
-    source.runtime.set_targets(dict.fromkeys(keys("lost", COUNT), target.name))
+    source.runtime.set_targets(dict.fromkeys(keys("lost", COUNT), DrainTarget(target.name)))
     commits = Commits(source)
     commits.lose_replies_until = time.monotonic() + 1.0  # the store has tokens that the worker does not know it has
     until(lambda: commits.lost, "a reply to be lost")
@@ -225,7 +226,7 @@ def test_a_target_that_cannot_be_told_does_not_end_the_source(
         raise ConnectionError("the target's node is cut off")
 
     source.runtime._handovers._notify = broken
-    source.runtime.set_targets(dict.fromkeys(keys("untold", COUNT), target.name))
+    source.runtime.set_targets(dict.fromkeys(keys("untold", COUNT), DrainTarget(target.name)))
     with NoticeTo(rig, 0.3, source):
         drained(source)
         assert source.deaths == [] and len(heard) == COUNT

@@ -80,7 +80,20 @@ def test_waits_when_pages_are_promised_away_unless_the_worker_is_empty() -> None
 
 def test_drain_targets_avoid_the_worker_just_left() -> None:
     leaving = [ready(1, avoid_worker="a", tokens=3, numerics_class="cpu-a")]
-    assert drain_targets(leaving, [worker("a"), worker("b")], 0.0, POLICY) == {RequestKey("job", 1): "b"}
+    assert drain_targets(leaving, [worker("a"), worker("b")], 0.0, POLICY, {}) == {RequestKey("job", 1): "b"}
+
+
+def test_drain_targets_are_kept_as_long_as_they_take_the_request() -> None:
+    leaving, kept = [ready(1, tokens=3, numerics_class="cpu-a")], RequestKey("job", 1)
+    roomy = worker("b", max_num_seqs=99)
+    for former, expected in (
+        (worker("c"), "c"),
+        (worker("c", hinted=True), "b"),
+        (worker("c", accepting=False), "b"),
+        (worker("c", numerics_class="cpu-x"), "b"),
+        (worker("d"), "b"),  # c is gone
+    ):
+        assert drain_targets(leaving, [former, roomy], 0.0, POLICY, {kept: "c"}) == {kept: expected}
 
 
 def test_pages_needed_counts_a_bounded_lookahead() -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from context_daemon.memory_store import MemoryStore
 from context_daemon.records import (
     CommitStatus,
+    DrainTarget,
     Endpoint,
     Finish,
     InterruptionCause,
@@ -40,14 +41,14 @@ class Gateway:
     """Records what workers are told."""
 
     admitted: list[tuple[str, Lease]] = field(default_factory=list)
-    targets: list[tuple[str, dict[RequestKey, str]]] = field(default_factory=list)
+    targets: list[tuple[str, dict[RequestKey, DrainTarget]]] = field(default_factory=list)
     buried: dict[str, InterruptionCause] = field(default_factory=dict)
     up: set[str] = field(default_factory=set)
 
     def admit(self, worker_id: str, leases: Sequence[Lease]) -> None:
         self.admitted += [(worker_id, lease) for lease in leases]
 
-    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, str]) -> None:
+    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, DrainTarget]) -> None:
         self.targets.append((worker_id, dict(targets)))
 
     def dead(self) -> Mapping[str, InterruptionCause]:
@@ -208,14 +209,29 @@ async def test_a_draining_worker_learns_where_to_and_gets_nothing_new(house: Hou
     await house.submit("job", 2)
     await house.tick()
     await house.claim("a")
-    await house.beat("b")
+    await house.beat("b", daemon="b:7001")
     await draining(house)
     await house.submit("other", 1)
     await house.tick()
-    expected = {RequestKey("job", 1): "b", RequestKey("job", 2): "b"}
+    expected = dict.fromkeys([RequestKey("job", 1), RequestKey("job", 2)], DrainTarget("b", "b:7001"))
     assert house.gateway.targets == [("a", expected)]
     (other,) = await house.leased("other")
     assert other.worker_id == "b"
+
+
+async def test_a_target_is_kept_while_it_takes_the_request(house: House) -> None:
+    await house.submit("job", 1)
+    await house.tick()
+    await house.claim("a")
+    await house.beat("b")
+    await draining(house)
+    await house.tick()
+    await house.beat("c", max_num_seqs=64)  # has more room; the pages are on their way to b
+    await house.tick(1.0)
+    assert [told[RequestKey("job", 1)].worker_id for _, told in house.gateway.targets] == ["b", "b"]
+    await house.beat("b", state="draining")
+    await house.tick(1.0)
+    assert house.gateway.targets[-1][1] == {RequestKey("job", 1): DrainTarget("c")}
 
 
 async def test_targets_are_told_again_at_intervals_and_at_the_next_notice(house: House) -> None:
