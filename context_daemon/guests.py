@@ -97,7 +97,7 @@ class Guests:
             return False
         lease = self._leases.get(one.key)
         if lease is None or lease.epoch < one.token.epoch:
-            lease = _Lease(one.token.epoch, self._clock() + LEASE_S)
+            lease = self._leases[one.key] = _Lease(one.token.epoch, self._clock() + LEASE_S)
         async with lease.turn:
             if self._table.prefix(one.key, asked.shape.layout) < one.positions:
                 record = await self._owned(one)
@@ -157,7 +157,7 @@ class Guests:
         page = Held(piece.number, piece.epoch, piece.block, piece.slots)
         if piece.epoch > one.token.epoch or not self._table.adopt(one.key, shape, page):
             free()
-            return False
+            return self._table.prefix(one.key, shape.layout) > piece.number * shape.page_size  # it is here already
         self._leases[one.key] = lease
         self._renew(lease, LEASE_S)
         metrics.GUEST_PAGES.labels("taken").inc()

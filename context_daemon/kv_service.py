@@ -30,7 +30,6 @@ from context_daemon.slabs import Slabs
 log = get_logger()
 
 _OWN_SHARE = 8  # of the arena, that pages copied ahead of a cut-over leave free
-_GUESTS_AT_ONCE = 4  # blocks that a stream holds before they are taken
 _GRANT_SHARE = 4  # of the arena, at most a quarter may be granted to one worker without being announced
 
 
@@ -215,9 +214,9 @@ class KVService:
         return any(item.shape == shape for item in self._attached.values())
 
     def room_for_guests(self, shape: Shape) -> bool:
-        """Blocks that nobody needs, beyond those that this node's own workers may soon want."""
-        own = self.arena.total_bytes // _OWN_SHARE
-        return self._slabs.used_bytes + _GUESTS_AT_ONCE * shape.block_bytes <= self.arena.total_bytes - own
+        """Enough is free beside what is in use, a page that has just landed included, for this node's own workers."""
+        most = self._slabs.blocks_of(shape.block_bytes) * shape.block_bytes
+        return self._slabs.used_bytes <= most - most // _OWN_SHARE
 
     # -- tokens pass by ---------------------------------------------------------------------------------------------
     def committed(self, commit: TokenCommit, result: CommitResult) -> Entry | None:

@@ -271,7 +271,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class DrainTarget(msgspec.Struct, frozen=True):
-    """Where a draining worker's request shall go. Without a worker: to the queue. Without a daemon nothing is copied ahead."""
+    """Where a draining worker's request shall go. Without a worker: to the queue; without a daemon nothing goes ahead."""
 
     worker_id: str = ""
     daemon: str = ""  # host:port of the worker's context daemon

@@ -79,6 +79,30 @@ class Worker:
         self.client.close()
 
 
+def make_worker(
+    model: str | Path,
+    client: ContextClient,
+    name: str,
+    node: str,
+    wrap: Callable[[TorchEngine], Engine] = lambda engine: engine,
+    **engine: Any,
+) -> Worker:
+    """One that runs."""
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "num_threads": 1, "num_pages": 256} | engine
+    torch_engine = PacedEngine.load(EngineConfig(model=str(model), **settings))
+    used = wrap(torch_engine)
+    eos = torch_engine.plan.spec.eos_token_ids
+    answers = AnswerBuilder(Tokenizer.load(model), "tiny", torch_engine.layout, eos, clock=lambda: 1.0)
+    notified: list[Lease] = []
+    deaths: list[str] = []
+    options = RuntimeOptions(name, node, "tiny", max_commit_lag=16)
+    runtime = WorkerRuntime(options, used, client, answers, notify=notified.append, die=deaths.append)
+    # A tiny model computes as fast as it fetches; here restores are to be seen, whatever the machine is doing.
+    runtime._loop.prefill_cost = lambda: EXPENSIVE  # type: ignore[method-assign]
+    runtime.start()
+    return Worker(name, runtime, used, client, notified, deaths)
+
+
 class Rig:
     """Use as a context manager. Jobs are driven through the store as the router would."""
 
@@ -126,21 +150,7 @@ class Rig:
     def worker(
         self, name: str, node: str, wrap: Callable[[TorchEngine], Engine] = lambda engine: engine, **engine: Any
     ) -> Worker:
-        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "num_threads": 1, "num_pages": 256} | engine
-        torch_engine = PacedEngine.load(EngineConfig(model=str(self.model), **settings))
-        used = wrap(torch_engine)
-        client = ContextClient(self.addresses[node])
-        answers = AnswerBuilder(
-            self.tokenizer, "tiny", torch_engine.layout, torch_engine.plan.spec.eos_token_ids, clock=lambda: 1.0
-        )
-        notified: list[Lease] = []
-        deaths: list[str] = []
-        options = RuntimeOptions(name, node, "tiny", max_commit_lag=16)
-        runtime = WorkerRuntime(options, used, client, answers, notify=notified.append, die=deaths.append)
-        # A tiny model computes as fast as it fetches; here restores are to be seen, whatever the machine is doing.
-        runtime._loop.prefill_cost = lambda: EXPENSIVE  # type: ignore[method-assign]
-        runtime.start()
-        made = Worker(name, runtime, used, client, notified, deaths)
+        made = make_worker(self.model, ContextClient(self.addresses[node]), name, node, wrap, **engine)
         self._workers.append(made)
         return made
 

@@ -1,0 +1,426 @@
+"""Pages that go ahead of a cut-over, from one real daemon's arena into another's, and all that becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import netns
+import pytest
+import redis
+from daemon_rig import restore, until
+from transfer_rig import LAYOUT, Held, Node, Proxy, hold, moved
+
+from context_daemon import wire
+from context_daemon.client import ContextClient
+from context_daemon.guests import LEASE_S
+from context_daemon.kv_slots import TRAILER_BYTES
+from context_daemon.kv_writer import KVWriter
+from context_daemon.page_records import Shape
+from context_daemon.preparation import Preparation, Wanted
+from context_daemon.records import FencingToken, InterruptionCause, Lease, RequestKey, TokenCommit
+from context_daemon.redis_server import EmbeddedServers
+from context_daemon.redis_store import RedisStore
+from context_daemon.store import StoreUnavailable
+from protos import context_pb2 as pb
+from protos.context_pb2_grpc import ContextServiceStub
+
+SIZE = LAYOUT.page_size
+ROW = LAYOUT.slot_bytes + TRAILER_BYTES
+PAGE = SIZE * ROW
+SHAPE = Shape(LAYOUT.fingerprint, LAYOUT.slot_bytes, SIZE)
+ABSENT, GUESTS, REFUSED = "tideover_absent_pages_total", "tideover_guest_pages_total", "tideover_guest_refusals_total"
+
+
+class Pair(NamedTuple):
+    source: Node
+    target: Node
+    proxy: Proxy  # by which the target reaches the source
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("precopy")
+
+
+@pytest.fixture(scope="module")
+def pair(servers: EmbeddedServers, folder: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        urls = (servers.durable.url, servers.kv.url)
+        source = Node("source", folder, *urls, "--arena-bytes", "256MiB", advertise="127.0.0.2")
+        stack.callback(source.kill)
+        target = Node("target", folder, *urls)
+        stack.callback(target.kill)
+        target.ready()
+        proxy = Proxy("127.0.0.2", source.ready(), source.door(RequestKey("none", 1))[0])
+        stack.callback(proxy.close)
+        yield Pair(source, target, proxy)
+
+
+@pytest.fixture
+def there(pair: Pair) -> KVWriter:
+    """A worker of the target's, who can use such pages."""
+    pair.proxy.faults, pair.proxy.always = [], None
+    return attached(pair.target.client())
+
+
+@pytest.fixture
+async def durable(servers: EmbeddedServers) -> AsyncIterator[RedisStore]:
+    made = RedisStore(servers.durable.url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> str:
+    """One of the test's own: the daemons are shared."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+def attached(client: ContextClient) -> KVWriter:
+    writer = KVWriter(client, LAYOUT, spare_blocks=4)
+    writer.attach()
+    return writer
+
+
+def wanted(held: Held, positions: int | None = None, token: FencingToken | None = None) -> Wanted:
+    return Wanted(held.lease.key, token or held.lease.token, held.positions if positions is None else positions)
+
+
+def prepare(
+    client: ContextClient, target: Node | str, *some: Wanted, last: bool = False, shape: Shape = SHAPE
+) -> list[int]:
+    address = target if isinstance(target, str) else target.address
+    return client.prepare(Preparation(address, shape, some, last), 10.0)
+
+
+def grow(held: Held, client: ContextClient, slots: int) -> None:
+    """The owner decodes on: so many slots more, and a token for each."""
+    key, token, start = held.lease.key, held.lease.token, held.positions
+    more, prompt = os.urandom(slots * LAYOUT.slot_bytes), len(held.blocks) * SIZE
+    for at in range(slots):  # as it comes: a slot a step
+        row = memoryview(more)[at * LAYOUT.slot_bytes : (at + 1) * LAYOUT.slot_bytes]
+        written = held.writer.write(key, token.epoch, prompt, start + at, row)
+        assert written is not None
+        held.writer.announce([written])
+    held.raw += more
+    (result,) = client.commit([TokenCommit(key, token, 1, tuple(range(slots)))])
+    assert result.length == 1 + slots
+
+
+async def handed_over(store: RedisStore, held: Held, tokens: int) -> Lease:
+    lease = await store.handover(held.lease.key, held.lease.token, tokens, None, "w2", InterruptionCause.NOTICE)
+    assert lease is not None
+    return lease
+
+
+def restored(client: ContextClient, lease: Lease, held: Held, arena: KVWriter) -> tuple[int, tuple[str, ...]]:
+    """Positions and sources, once all bytes were found to be the right ones."""
+    _, raw, positions, sources = restore(client, lease.key, lease.token, "w2", held.layout, arena=arena)
+    assert bytes(raw) == held.raw[: positions * held.layout.slot_bytes], "never a wrong byte"
+    return positions, sources
+
+
+# -- two machines -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def network() -> Iterator[netns.TwoNamespaces]:
+    if reason := netns.why_not():
+        pytest.skip(reason)
+    with netns.TwoNamespaces() as made:
+        yield made
+
+
+async def test_two_machines_one_of_which_goes_after_the_cut_over(network: netns.TwoNamespaces, tmp_path: Path) -> None:
+    """All KV is at the target when the source's machine and the KV store are gone."""
+    with ExitStack() as stack:
+        servers = stack.enter_context(EmbeddedServers(tmp_path, host="0.0.0.0"))
+        for server in (servers.durable, servers.kv):  # not to the whole world, and without a password
+            with redis.Redis(port=server.port) as raw_server:
+                raw_server.config_set("protected-mode", "no")
+                raw_server.config_set("bind", f"127.0.0.1 {network.home}")
+        urls = [f"redis://{network.home}:{server.port}/0" for server in (servers.durable, servers.kv)]
+        nodes, inner = [], []
+        for name, space in (("a", network.a), ("b", network.b)):
+            node = Node(name, tmp_path, *urls, host=space.outer, listen="0.0.0.0", advertise=space.inner,
+                        command=space.within())  # fmt: skip
+            stack.callback(node.kill)
+            nodes.append(node.ready())
+            inner.append(f"{space.inner}:{node.port}")
+        source, target = nodes
+        store = RedisStore(f"redis://127.0.0.1:{servers.durable.port}/0")
+        client = source.client()
+        held = await hold(store, client, "far", 24)
+        arena = attached(target.client())
+        assert prepare(client, inner[1], wanted(held, 20 * SIZE)) == [20 * SIZE]
+        grow(held, client, SIZE + 3)
+        assert prepare(client, inner[1], wanted(held, 25 * SIZE)) == [25 * SIZE], "it keeps up"
+        came = target.metric("tideover_peer_bytes_total", direction="in")
+        assert came == 25 * PAGE, "each page once"
+        assert prepare(client, inner[1], wanted(held), last=True) == [held.positions]
+        assert target.metric("tideover_peer_bytes_total", direction="in") == came + 3 * ROW, "the open page alone"
+        lease = await handed_over(store, held, SIZE + 4)
+        network.link(up=False)
+        servers.kv.kill()
+        source.kill()
+        assert restored(target.clients[0], lease, held, arena) == (held.positions, ("arena",))
+        assert target.metric(GUESTS, fate="claimed") == target.metric(GUESTS, fate="taken") == 26
+        await asyncio.sleep(LEASE_S + 1)  # they are nobody's guests any more
+        assert restored(target.clients[0], lease, held, arena) == (held.positions, ("arena",))
+        await store.close()
+
+
+# -- what becomes of guests ---------------------------------------------------------------------------------------------
+async def test_blocks_come_back_when_nobody_comes(pair: Pair, there: KVWriter, durable: RedisStore, job: str) -> None:
+    client = pair.source.client()
+    held = await hold(durable, client, job, 16)
+    used, before = pair.target.used, pair.target.metric(GUESTS, fate="dismissed")
+    for _ in range(6):  # as long as it is renewed
+        assert prepare(client, pair.target, wanted(held)) == [held.positions]
+        assert pair.target.used == used + 16 * PAGE
+        await asyncio.sleep(LEASE_S / 4)
+    until(lambda: pair.target.used == used, LEASE_S + 10)
+    assert pair.target.metric(GUESTS, fate="dismissed") == before + 16
+    assert pair.target.door(held.lease.key)[2] == 0
+    assert prepare(client, pair.target, wanted(held), last=True) == [held.positions], "it may begin anew"
+    lease = await handed_over(durable, held, 1)
+    assert restored(pair.target.clients[-1], lease, held, there) == (held.positions, ("arena",))
+
+
+async def test_a_target_without_room_keeps_what_is_its_own(
+    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    small = Node("small", folder, servers.durable.url, servers.kv.url, "--arena-bytes", "4MiB", "--kv-commit", "arena")
+    try:
+        own_client, client = small.ready().client(), pair.source.client()
+        own = await hold(durable, own_client, f"own-{job}", 20)
+        held = await hold(durable, client, job, 40)
+        used = small.used
+        (reached,) = prepare(client, small, wanted(held))
+        assert 0 < reached < held.positions and reached % SIZE == 0
+        assert small.door(own.lease.key)[2] == own.positions, "what it runs itself stays"
+        assert small.metric("tideover_arena_evicted_pages_total") == 0
+        assert small.metric(REFUSED, reason="full") >= 1
+        assert prepare(client, small, wanted(held), last=True) == [reached], "again: no more, and no less"
+        grow(own, own_client, 5 * SIZE)  # its own need comes first
+        assert small.door(own.lease.key)[2] == own.positions
+        lease = await handed_over(durable, held, 1)
+        positions, sources = restored(small.clients[0], lease, held, attached(own_client))
+        assert (positions, sources) == (held.positions, ("peer",)), "there is more at the source"
+        assert small.used <= used + 40 * PAGE
+    finally:
+        small.kill()
+
+
+async def test_a_stale_owner_brings_nothing(pair: Pair, there: KVWriter, durable: RedisStore, job: str) -> None:
+    client = pair.source.client()
+    held = await hold(durable, client, job, 8)
+    other = await hold(durable, client, f"other-{job}", 4)
+    used, before = pair.target.used, pair.target.metric(REFUSED, reason="not_owner")
+    await moved(durable, held)
+    assert prepare(client, pair.target, wanted(held), wanted(other)) == [0, other.positions]
+    future = FencingToken(held.lease.token.incarnation, 9)
+    assert prepare(client, pair.target, wanted(held, token=future)) == [0]
+    assert pair.target.used == used + 4 * PAGE
+    assert pair.target.metric(REFUSED, reason="not_owner") == before + 2
+
+
+async def test_a_stale_word_after_the_next_owner_began(
+    pair: Pair, there: KVWriter, durable: RedisStore, job: str
+) -> None:
+    """The source was frozen, its request runs at the target by now: what it still says there changes nothing."""
+    client = pair.source.client()
+    held = await hold(durable, client, job, 8)
+    assert prepare(client, pair.target, wanted(held, 4 * SIZE)) == [4 * SIZE]
+    lease = await moved(durable, held)
+    assert restored(pair.target.clients[-1], lease, held, there) == (held.positions, ("peer",))
+    row = memoryview(os.urandom(LAYOUT.slot_bytes))
+    written = there.write(lease.key, lease.token.epoch, held.positions, held.positions, row)
+    assert written is not None
+    there.announce([written])
+    came = pair.target.metric(GUESTS, fate="taken")
+    assert prepare(client, pair.target, wanted(held)) == [0]
+    await asyncio.sleep(LEASE_S + 1)
+    assert pair.target.metric(GUESTS, fate="taken") == came
+    assert pair.target.door(lease.key)[2] == 4 * SIZE, "the first four are not guests any more"
+
+
+async def test_a_layout_that_nobody_there_can_use(pair: Pair, there: KVWriter, durable: RedisStore, job: str) -> None:
+    client = pair.source.client()
+    held = await hold(durable, client, job, 4)
+    used = pair.target.used
+    for shape in (Shape("other", SHAPE.slot_bytes, SIZE), Shape(SHAPE.layout, 8, SIZE), Shape(SHAPE.layout, 8, 0)):
+        assert prepare(client, pair.target, wanted(held), shape=shape) == [0]
+    assert pair.target.used == used and pair.target.alive
+
+
+async def test_a_target_on_the_same_node_has_it_already(
+    pair: Pair, there: KVWriter, durable: RedisStore, job: str
+) -> None:
+    client = pair.target.client()
+    held = await hold(durable, client, job, 4)
+    used = pair.target.used
+    assert prepare(client, pair.target, wanted(held), last=True) == [held.positions]
+    assert pair.target.used == used
+
+
+@pytest.mark.parametrize(("source", "port"), [("nowhere", 7), ("127.0.0.1:7", 0), ("127.0.0.1:7", 1 << 16), ("", 7)])
+def test_wrong_places_are_refused_by_name(pair: Pair, source: str, port: int) -> None:
+    with grpc.insecure_channel(pair.target.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        request = pb.TakePagesRequest(source=source, port=port, token="x")
+        with pytest.raises(grpc.RpcError, match="cannot be read at"):
+            ContextServiceStub(channel).TakePages(request, timeout=10)
+
+
+def test_a_key_that_is_none_is_refused(pair: Pair, there: KVWriter) -> None:
+    asked = Preparation(pair.target.address, SHAPE, (Wanted(RequestKey("no such{job}", 1), FencingToken(1, 1), 4),))
+    request = pb.TakePagesRequest(prepare=wire.preparation_to_pb(asked), source="127.0.0.1:7", port=7, token="x")
+    channel = grpc.insecure_channel(pair.target.address, options=[("grpc.enable_http_proxy", 0)])
+    with channel, pytest.raises(grpc.RpcError) as refused:
+        ContextServiceStub(channel).TakePages(request, timeout=10)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+# -- several owners before this one -------------------------------------------------------------------------------------
+async def test_what_the_source_found_in_the_store_comes_from_there(
+    pair: Pair, there: KVWriter, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    """The source took over after a crash: its arena has only what it wrote itself."""
+    first, client = pair.target.client(), pair.source.client()
+    held = await hold(durable, first, job, 12)
+    until(held.stored)
+    writer = KVWriter(client, LAYOUT, spare_blocks=64)
+    writer.attach()
+    grown = Held(await moved(durable, held), held.raw, writer, LAYOUT, blocks=held.blocks)
+    grow(grown, client, 2 * SIZE + 1)
+    assert pair.source.door(grown.lease.key)[2] == 0, "its first page is not there"
+    fresh = Node("fresh", folder, servers.durable.url, servers.kv.url)
+    try:
+        arena = attached(fresh.ready().client())
+        assert prepare(client, fresh, wanted(grown, 14 * SIZE)) == [14 * SIZE]
+        assert prepare(client, fresh, wanted(grown), last=True) == [grown.positions]
+        lease = await handed_over(durable, grown, 1 + 2 * SIZE + 1)
+        assert restored(fresh.clients[0], lease, grown, arena) == (grown.positions, ("arena",))
+    finally:
+        fresh.kill()
+
+
+# -- bytes that are not what they were ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_page_damaged_at_the_source_does_not_come(
+    pair: Pair, there: KVWriter, durable: RedisStore, job: str, stored: bool
+) -> None:
+    client = pair.source.client()
+    held = await hold(durable, client, job, 8, marked=None if stored else 0)
+    until(held.stored)
+    assert held.writer._arena is not None
+    held.writer._arena.view[held.blocks[5] + 2 * ROW + 77] ^= 4
+    before = pair.target.metric(ABSENT, reason="mismatch")
+    reached = held.positions if stored else 5 * SIZE + 2
+    assert prepare(client, pair.target, wanted(held)) == [reached], "the store has it, or nobody"
+    assert pair.target.metric(ABSENT, reason="mismatch") >= before + 1
+    lease = await handed_over(durable, held, 1)
+    positions, sources = restored(pair.target.clients[-1], lease, held, there)
+    assert positions == reached and (not stored or "arena" in sources)
+
+
+async def test_a_page_damaged_at_the_target_is_absent(
+    pair: Pair, there: KVWriter, durable: RedisStore, job: str
+) -> None:
+    client = pair.source.client()
+    held = await hold(durable, client, job, 8)
+    assert prepare(client, pair.target, wanted(held), last=True) == [held.positions]
+    assert there._arena is not None
+    sixth = bytes(memoryview(held.raw)[5 * SIZE * LAYOUT.slot_bytes :][: LAYOUT.slot_bytes])
+    at = bytes(there._arena.view).find(sixth)
+    assert at > 0
+    there._arena.view[at + 7] ^= 4
+    lease = await handed_over(durable, held, 1)
+    assert restored(pair.target.clients[-1], lease, held, there) == (5 * SIZE, ("arena",))
+
+
+# -- connections and processes that fail --------------------------------------------------------------------------------
+async def test_a_connection_that_is_cut_or_stalls_costs_a_turn(
+    pair: Pair, there: KVWriter, durable: RedisStore, job: str
+) -> None:
+    client = pair.source.client()
+    held = await hold(durable, client, job, 32)
+    pair.proxy.faults = [(9 * PAGE, "cut"), (10 * PAGE + 5, "cut")]
+    assert prepare(client, pair.target, wanted(held, 24 * SIZE)) == [24 * SIZE]
+    pair.proxy.faults = [(5 * PAGE + 100, "hang")]
+    (reached,) = prepare(client, pair.target, wanted(held))
+    assert 24 * SIZE <= reached < held.positions, "the turn ends, what came stays"
+    assert prepare(client, pair.target, wanted(held)) == [held.positions]
+
+
+async def test_a_source_killed_in_the_middle(
+    pair: Pair, there: KVWriter, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+) -> None:
+    mortal = Node("mortal", folder, servers.durable.url, servers.kv.url, fault="peer.pages:kill:3")
+    try:
+        client = mortal.ready().client()
+        held = await hold(durable, client, job, 32)
+        until(held.stored)
+        used = pair.target.used
+        with pytest.raises(StoreUnavailable):
+            prepare(client, pair.target, wanted(held))
+        assert mortal.process.wait(10) == -signal.SIGKILL
+        lease = await moved(durable, held)
+        positions, _ = restored(pair.target.clients[-1], lease, held, there)
+        assert positions == held.positions
+        again = await hold(durable, pair.source.client(), f"again-{job}", 2)
+        assert prepare(pair.source.clients[-1], pair.target, wanted(again)) == [again.positions]
+        assert pair.target.alive and pair.target.used >= used
+    finally:
+        mortal.kill()
+
+
+@pytest.mark.parametrize("fault", ["guests.received:kill:1", "guests.page:kill:5", "guests.taken:kill:1"])
+async def test_a_target_killed_in_the_middle(
+    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str, fault: str
+) -> None:
+    mortal = Node("doomed", folder, servers.durable.url, servers.kv.url, fault=fault)
+    try:
+        attached(mortal.ready().client())
+        client = pair.source.client()
+        held = await hold(durable, client, job, 16)
+        with pytest.raises(StoreUnavailable):
+            prepare(client, mortal, wanted(held))
+        assert mortal.process.wait(10) == -signal.SIGKILL
+        grow(held, client, 3)
+        assert pair.source.door(held.lease.key)[2] == held.positions, "the source has lost nothing"
+    finally:
+        mortal.kill()
+
+
+@pytest.mark.parametrize("fault", ["prepare.received:kill:1", "prepare.answered:kill:1"])
+async def test_a_source_daemon_killed_before_and_after_the_answer(
+    pair: Pair, there: KVWriter, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str, fault: str
+) -> None:
+    mortal = Node("mute", folder, servers.durable.url, servers.kv.url, fault=fault)
+    try:
+        client = mortal.ready().client()
+        held = await hold(durable, client, job, 8)
+        used = pair.target.used
+        with pytest.raises(StoreUnavailable):
+            prepare(client, pair.target, wanted(held))
+        until(lambda: pair.target.used == used, LEASE_S + 10)
+    finally:
+        mortal.kill()
+
+
+async def test_a_lost_answer_costs_nothing(pair: Pair, there: KVWriter, durable: RedisStore, job: str) -> None:
+    """The caller gave up; it asks again, and the pages are there."""
+    client = pair.source.client()
+    held = await hold(durable, client, job, 32)
+    with pytest.raises(StoreUnavailable):
+        client.prepare(Preparation(pair.target.address, SHAPE, (wanted(held),)), 0.0005)
+    came = len(pair.proxy.carried)
+    assert prepare(client, pair.target, wanted(held)) == [held.positions]
+    assert prepare(client, pair.target, wanted(held)) == [held.positions]
+    assert len(pair.proxy.carried) <= came + 1, "what is there is not asked for again"
