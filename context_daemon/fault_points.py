@@ -36,11 +36,14 @@ class Point(StrEnum):
     GUESTS_RECEIVED = "guests.received"  # at the target: it is to take pages
     GUESTS_PAGE = "guests.page"  # a page is here, and not in the page table
     GUESTS_TAKEN = "guests.taken"
+    NOTICE_HEARD = "notice.heard"  # in a worker: its node ends, and nothing was done about it
+    TARGETS_HEARD = "targets.heard"
     PRECOPY_TURN = "precopy.turn"  # in a draining worker: it is about to ask for a pre-copy
     CUT_STOPPED = "cut.stopped"  # in a draining worker: a request takes no further step
     CUT_SETTLED = "cut.settled"  # its commit and its open page are acknowledged
     CUT_PREPARED = "cut.prepared"  # all of its KV is at the target
     CUT_MOVED = "cut.moved"  # its lease is the target's, which has not been told
+    SOURCE_STOPPED = "source.stopped"  # nothing is held any more
 
 
 @dataclass(slots=True)

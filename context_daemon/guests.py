@@ -30,9 +30,9 @@ log = get_logger()
 
 Free = Callable[[], None]  # gives a block back
 
-LEASE_S = 3.0  # a source renews it several times a second
+LEASE_S = 5.0  # a source renews it every second, and each page that comes does
 LAST_LEASE_S = 30.0  # the next owner may have many to take over
-TURN_S = 1.0  # of one call: what came until then stays, and is answered
+TURN_S = 3.0  # of one call: what came until then stays, and is answered; what is under way then is lost
 _STREAMS = 4  # at once, of what any source serves
 _EVERY_S = 0.5
 
@@ -71,7 +71,7 @@ class Guests:
     async def take(self, asked: Preparation, source: str) -> list[int]:
         """Fetch what is missing, for at most TURN_S. Returns how far each request is here: 0 for one that is not its owner's
         any more. `source` must be known to the peers. What cannot come is no error: it is not here."""
-        if not self._rooms.takes_guests(asked.shape):
+        if not asked.wanted or not self._rooms.takes_guests(asked.shape):
             metrics.GUEST_REFUSALS.labels("layout").inc(len(asked.wanted))
             return [0] * len(asked.wanted)
         tasks = [asyncio.create_task(self._take(one, asked, source)) for one in asked.wanted]
@@ -175,8 +175,9 @@ class Guests:
         for key in over:
             del self._leases[key]
             pages = self._table.dismiss(key)
-            metrics.GUEST_PAGES.labels("dismissed").inc(pages)
-            log.info("guests_dismissed", request=str(key), pages=pages, reason="their owner did not come in time")
+            if pages:
+                metrics.GUEST_PAGES.labels("dismissed").inc(pages)
+                log.info("guests_dismissed", request=str(key), pages=pages, reason="their owner did not come in time")
         return len(over)
 
     async def run(self) -> None:

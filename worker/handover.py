@@ -78,6 +78,7 @@ class Handovers:
             if notice is None:
                 self._targets = {}  # by the next notice they may be gone themselves
             elif self.notice is None:
+                hit(Point.NOTICE_HEARD)
                 self._heard_at, self._untimed = time.monotonic(), {Phase.PLAN, Phase.SOURCE_STOPPED}
         self.notice = notice
 
@@ -85,6 +86,7 @@ class Handovers:
         """Where the router wants this node's sequences to go; without a word they go back to the queue."""
         self._targets = dict(targets)
         if self.notice is not None:
+            hit(Point.TARGETS_HEARD)
             self._timed(Phase.PLAN)
 
     def _timed(self, phase: Phase) -> None:
@@ -104,6 +106,7 @@ class Handovers:
             return
         everything = self._ledger.all()
         if not everything:
+            hit(Point.SOURCE_STOPPED)
             self._timed(Phase.SOURCE_STOPPED)
         held = [item for item in everything if not item.frozen and item.finish is None]
         sequences = [drain.DrainSequence(item.key, item.spec.params.max_tokens - len(item.tokens)) for item in held]

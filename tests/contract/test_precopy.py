@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from context_daemon.records import (
     NoticeKind,
     RequestKey,
     RequestSpec,
+    WorkerStatus,
 )
 from context_daemon.redis_store import RedisStore
 from context_daemon.store import ContextStore, LeasedRequest, LeaseRequest
@@ -246,21 +247,24 @@ def test_a_daemon_that_stalls_does_not_hold_the_drain_up(
 
 
 @pytest.mark.parametrize(
-    "point",
-    [Point.PRECOPY_TURN, Point.CUT_STOPPED, Point.CUT_SETTLED, Point.CUT_PREPARED, Point.CUT_MOVED],
-)
+    ("point", "nth"),
+    [(Point.NOTICE_HEARD, 1), (Point.TARGETS_HEARD, 1), (Point.PRECOPY_TURN, 3), (Point.CUT_STOPPED, 3),
+     (Point.CUT_SETTLED, 3), (Point.CUT_PREPARED, 3), (Point.CUT_MOVED, 3)],
+)  # fmt: skip
 def test_a_source_process_killed_on_the_way(
-    rig: Rig, specs: list[RequestSpec], reference: list[bytes], point: Point
+    rig: Rig, specs: list[RequestSpec], reference: list[bytes], point: Point, nth: int
 ) -> None:
     job = f"process-{point}"
-    source = WorkerProcess(str(rig.model), rig.addresses["n1"], f"a-{job}", "n1", f"{point}:kill:3")
+    source = WorkerProcess(str(rig.model), rig.addresses["n1"], f"a-{job}", "n1", f"{point}:kill:{nth}")
     target = rig.worker(f"b-{job}", "n2")
     rig.submit(job, specs)
     try:
         source.admit(leased_to(rig, job, source.name, target))
         rig.wait_tokens(job, 60)
         with notice(rig):
-            source.set_targets(targets(rig, job, target, "n2"))
+            until(lambda: source.exit_code is not None or says_it_drains(rig, source.name), "the notice to be heard")
+            with suppress(BrokenPipeError):
+                source.set_targets(targets(rig, job, target, "n2"))
             until(lambda: source.exit_code is not None, f"the source to come to {point}")
             lost = [one for one in rig.store(lambda store: store.leased_requests(job)) if one.worker_id == source.name]
             dead = InterruptionCause.WORKER_DIED
@@ -268,6 +272,11 @@ def test_a_source_process_killed_on_the_way(
             ends_well(rig, job, target, reference)
     finally:
         source.kill()
+
+
+def says_it_drains(rig: Rig, name: str) -> bool:
+    workers: list[WorkerStatus] = rig.store(lambda store: store.workers())
+    return any(worker.worker_id == name and worker.draining for worker in workers)
 
 
 def leased_to(rig: Rig, job: str, name: str, like: Worker) -> list[Lease]:

@@ -354,7 +354,7 @@ async def test_a_connection_that_is_cut_or_stalls_costs_a_turn(
     assert prepare(client, pair.target, wanted(held, 24 * SIZE)) == [24 * SIZE]
     pair.proxy.faults = [(5 * PAGE + 100, "hang")]
     (reached,) = prepare(client, pair.target, wanted(held))
-    assert 24 * SIZE <= reached < held.positions, "the turn ends, what came stays"
+    assert reached >= 28 * SIZE, "what came stays"
     assert prepare(client, pair.target, wanted(held)) == [held.positions]
 
 

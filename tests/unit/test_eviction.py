@@ -35,6 +35,12 @@ def test_what_is_lost_to_nobody_goes_first_and_what_is_needed_for_certain_last()
     assert victims(everyone, 0) == [] == victims([], 3)
 
 
+def test_a_page_copied_ahead_goes_before_what_runs_here_and_is_nowhere_else() -> None:
+    guest, owned, in_store = entry(1, touched=9.0), entry(2, owner=1), entry(3, stored=True)
+    guest.pages[0][1].guest = True
+    assert lines(victims([owned, guest, in_store], 3)) == [3, 1, 2]
+
+
 def test_of_equal_worth_the_one_touched_longest_ago_goes_first() -> None:
     assert lines(victims([entry(1, touched=3.0), entry(2, touched=1.0), entry(3, touched=2.0)], 2)) == [2, 3]
 

@@ -24,6 +24,8 @@ class Known:
     block: int
     count: int = 0
     stored: int = 0
+    guest: bool = False
+    shipped_elsewhere: bool = False  # a guest's source sees to it
 
 
 @dataclass
@@ -104,6 +106,40 @@ class Books(RuleBasedStateMachine):
             flight.torn |= overwritten and first < page.count
         page.stored = min(page.stored, first)
         page.count = max(page.count, stop)
+        page.shipped_elsewhere = False
+
+    @precondition(lambda self: self.free)
+    @rule(key=keys, epoch=epochs, number=st.integers(0, 4), slots=st.integers(1, SIZE),
+          shape=st.sampled_from([SHAPE] * 9 + [OTHER]))  # fmt: skip
+    def adopt(self, key: RequestKey, epoch: int, number: int, slots: int, shape: Shape) -> None:
+        block, request = min(self.free), self.requests.get(key)
+        known = request.pages.get((number, epoch)) if request else None
+        refused = request is not None and (request.shape != shape or request.owner >= epoch)
+        refused = refused or key in self.ended or (known is not None and known.count >= slots)
+        self.free.discard(block)
+        assert self.table.adopt(key, shape, Held(number, epoch, block, slots)) is not refused
+        if refused:
+            self.free.add(block)
+            return
+        self._request(key, shape).pages[number, epoch] = Known(block, slots, guest=True, shipped_elsewhere=True)
+        tokens = number * SIZE + slots - PROMPT
+        self.committed_to[key, epoch] = max(tokens, self.committed_to.get((key, epoch), 0))
+
+    @rule(key=keys, comes=st.booleans())
+    def next_owner(self, key: RequestKey, comes: bool) -> None:
+        request = self.requests.get(key, Request(SHAPE))
+        guests = {at: page for at, page in request.pages.items() if page.guest}
+        if comes:
+            assert self.table.settle(key) == len(guests)
+            for page in guests.values():
+                page.guest = False
+            return
+        going = [at for at, page in guests.items() if at[1] != request.owner or page.count == SIZE]
+        assert self.table.dismiss(key) == len(going)
+        for at in going:
+            del request.pages[at]
+        if going:
+            self._gone_if_empty(key)
 
     @rule(key=keys, epoch=epochs, tokens=st.integers(0, 12))
     def commit(self, key: RequestKey, epoch: int, tokens: int) -> None:
@@ -158,7 +194,7 @@ class Books(RuleBasedStateMachine):
             if other == key:
                 positions.clear()
         for page in self.requests[key].pages.values() if key in self.requests else ():
-            page.stored = 0
+            page.stored, page.shipped_elsewhere = 0, False
 
     @precondition(lambda self: any(request.pages for request in self.requests.values()))
     @rule(data=st.data())
@@ -215,7 +251,11 @@ class Books(RuleBasedStateMachine):
         for key in KEYS:
             due = [(d.number, d.epoch, d.block, d.start, d.stop) for d in self.table.due(key)]
             pages = self.requests[key].pages.items() if key in self.requests else ()
-            lacking = [(*at, p.block, p.stored, p.count) for at, p in sorted(pages) if p.stored < p.count]
+            lacking = [
+                (*at, page.block, page.stored, page.count)
+                for at, page in sorted(pages, key=lambda item: item[0])
+                if page.stored < page.count and not page.shipped_elsewhere
+            ]
             assert due == lacking
 
     @invariant()
