@@ -8,10 +8,9 @@ import socket
 import statistics
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -22,7 +21,7 @@ from transfer_rig import (
     ROW,
     Held,
     Node,
-    Proxy,
+    Pair,
     attached,
     hold,
     moved,
@@ -31,37 +30,12 @@ from transfer_rig import (
 )
 
 from context_daemon.page_stream import End, receive_pages
-from context_daemon.records import KVLayout, RequestKey, TokenCommit
+from context_daemon.records import KVLayout, TokenCommit
 from context_daemon.redis_server import EmbeddedServers
 from context_daemon.redis_store import RedisStore
 
 ABSENT = "tideover_absent_pages_total"
 STREAMS, FAILURES = "tideover_peer_streams_total", "tideover_peer_failures_total"
-
-
-class Pair(NamedTuple):
-    source: Node
-    target: Node
-    proxy: Proxy  # by which the target reaches the source
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("transfer")
-
-
-@pytest.fixture(scope="module")
-def pair(servers: EmbeddedServers, folder: Path) -> Iterator[Pair]:
-    with ExitStack() as stack:
-        urls = (servers.durable.url, servers.kv.url)
-        source = Node("source", folder, *urls, advertise="127.0.0.2")
-        stack.callback(source.kill)
-        target = Node("target", folder, *urls)
-        stack.callback(target.kill)
-        target.ready()
-        proxy = Proxy("127.0.0.2", source.ready(), source.door(RequestKey("none", 1))[0])
-        stack.callback(proxy.close)
-        yield Pair(source, target, proxy)
 
 
 @pytest.fixture(autouse=True)
@@ -70,19 +44,6 @@ def unspoilt(request: pytest.FixtureRequest) -> Iterator[None]:
     if "pair" in request.fixturenames:
         proxy = request.getfixturevalue("pair").proxy
         proxy.faults, proxy.always = [], None
-
-
-@pytest.fixture
-async def durable(servers: EmbeddedServers) -> AsyncIterator[RedisStore]:
-    made = RedisStore(servers.durable.url)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-def job(request: pytest.FixtureRequest) -> str:
-    """One of the test's own: the daemons are shared."""
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
 
 
 # -- a connection that fails --------------------------------------------------------------------------------------------
@@ -165,9 +126,9 @@ async def test_damaged_pages_of_a_peer_never_come_out(
 
 # -- readers that the source must survive -------------------------------------------------------------------------------
 @pytest.fixture
-def narrow(servers: EmbeddedServers, folder: Path) -> Iterator[Node]:
+def narrow(servers: EmbeddedServers, pair_folder: Path) -> Iterator[Node]:
     """It serves one reader at a time, and has few descriptors."""
-    node = Node("narrow", folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1",
+    node = Node("narrow", pair_folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1",
                 "--kv-commit", "grace")  # fmt: skip
     try:
         yield node.ready()
@@ -203,9 +164,9 @@ async def test_one_stream_at_a_time(pair: Pair, narrow: Node, durable: RedisStor
 
 
 async def test_busy_means_the_store(
-    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+    pair: Pair, servers: EmbeddedServers, pair_folder: Path, durable: RedisStore, job: str
 ) -> None:
-    node = Node("single", folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1")
+    node = Node("single", pair_folder, servers.durable.url, servers.kv.url, "--max-peer-streams", "1")
     try:
         held = await hold(durable, node.ready().client(), job, 64, marked=60 * LAYOUT.page_size)
         until(held.stored)
@@ -288,9 +249,9 @@ async def test_a_flood_of_connections(pair: Pair, narrow: Node, durable: RedisSt
 
 # -- a source that dies, and a reader that sleeps -----------------------------------------------------------------------
 async def test_a_source_killed_in_the_middle(
-    pair: Pair, servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+    pair: Pair, servers: EmbeddedServers, pair_folder: Path, durable: RedisStore, job: str
 ) -> None:
-    node = Node("mortal", folder, servers.durable.url, servers.kv.url, fault="peer.pages:kill:3")
+    node = Node("mortal", pair_folder, servers.durable.url, servers.kv.url, fault="peer.pages:kill:3")
     try:
         held = await hold(durable, node.ready().client(), job, 32)
         until(held.stored)
@@ -310,10 +271,10 @@ BIG = KVLayout("big", "cpu-1", "float32", num_layers=16, num_kv_heads=8, head_di
 
 
 async def test_a_reader_that_sleeps_costs_the_source_nothing(
-    servers: EmbeddedServers, folder: Path, durable: RedisStore, job: str
+    servers: EmbeddedServers, pair_folder: Path, durable: RedisStore, job: str
 ) -> None:
     """It asks for 256 MiB and takes a little from time to time: no more than a few pages are ever on their way."""
-    node = Node("patient", folder, servers.durable.url, servers.kv.url, "--kv-commit", "grace",
+    node = Node("patient", pair_folder, servers.durable.url, servers.kv.url, "--kv-commit", "grace",
                 "--arena-bytes", "384MiB")  # fmt: skip
     try:
         client = node.ready().client()

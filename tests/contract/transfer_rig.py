@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import psutil
@@ -275,3 +275,9 @@ def attached(client: ContextClient, layout: KVLayout = LAYOUT) -> KVWriter:
     writer = KVWriter(client, layout, spare_blocks=4)
     writer.attach()
     return writer
+
+
+class Pair(NamedTuple):
+    source: Node
+    target: Node
+    proxy: Proxy  # by which the target reaches the source

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from page_table_rig import KEYS, PROMPT, SHAPE, all_held
 
 from context_daemon import page_table
+from context_daemon.page_records import Held
 from context_daemon.page_table import PageTable
 from context_daemon.records import RequestKey
 
@@ -166,3 +167,16 @@ def test_a_page_pushed_out_unshipped_is_a_hole_until_it_is_there_again(table: Pa
     assert table.hole(KEYS[0], 1) == (0, 0)
     table.mark_stored(*table.due(KEYS[0]))
     assert table.stored(KEYS[0], 1) == 16, "over what was stored behind it and has left since"
+
+
+def test_a_guest_fills_the_hole_that_its_page_left(table: PageTable) -> None:
+    """Pushed out unshipped, then copied back from where its request ran on."""
+    put(table, 0, 8, [1, 2])
+    table.committed(KEYS[0], 1, 2)
+    assert table.evict(KEYS[0], 0, 1)
+    entry = table.get(KEYS[0])
+    assert entry is not None and entry.holes.missing == {(0, 1)}
+    table.disown(KEYS[0], 1)
+    assert table.adopt(KEYS[0], SHAPE, Held(0, 1, 3, 4))
+    assert entry.holes.missing == set()
+    assert slots(table) == [(0, 1, 4), (1, 1, 4)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from page_table_rig import BLOCKS, KEYS, OTHER, PROMPT, SHAPE, SIZE, all_held
 
-from context_daemon.page_records import Due, Shape
+from context_daemon.page_records import Due, Held, Shape
 from context_daemon.page_table import PageTable
 from context_daemon.records import RequestKey
 
