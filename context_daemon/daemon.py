@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from dataclasses import dataclass
 
 import grpc
@@ -74,7 +75,9 @@ class ContextDaemon:
     def __init__(self, config: DaemonConfig) -> None:
         self._config = config
         self._log = get_logger(node=config.node_id)
-        self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s)
+        writer = f"{config.node_id}:{secrets.token_hex(8)}"
+        self._store = RedisStore(config.durable_url, timeout_s=config.store_timeout_s, writer=writer,
+                                 on_loss=self._doubt)  # fmt: skip
         self._kv = KVCluster(config.kv_urls, timeout_s=max(2.0, config.store_timeout_s), ttl_s=config.kv_ttl_s)
         self._board = NoticeBoard(self._store, config.node_id, self._notice_error)
         budget = ShipBudget(config.kv_commit, config.kv_bandwidth, config.kv_cost_budget, config.kv_price_per_gb or 0.0)
@@ -101,12 +104,16 @@ class ContextDaemon:
             node_id=config.node_id,
             address=here,
             worker_ttl_s=config.worker_ttl_s,
+            on_loss=self._doubt,
         )
         limits = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
         # Two daemons on one port would each get half the commits: refuse instead.
         self._server = grpc.aio.server(options=[*limits, ("grpc.so_reuseport", 0)])
         self._sweeper = Sweeper(self._pages.table, self._store, here, drop, self._pages.reap)
         self._background: list[asyncio.Task[None]] = []
+
+    def _doubt(self) -> None:
+        self._sweeper.doubt()
 
     def _notice_error(self, error: str) -> None:
         self._log.warning("notices_not_exchanged", error=error)

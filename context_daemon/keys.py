@@ -18,8 +18,9 @@ key and derive the others from it. `rid` is the line, or `line.choice` for choic
 | `to:active`            | zset   | job_ids that may be active, by creation time (derived, may dangle)       | none |
 | `to:fleet:workers`     | hash   | worker_id -> `expiry_us:WorkerStatus` msgpack; expired fields are dropped | own  |
 | `to:fleet:notices`     | hash   | notice_id -> `expiry_us:Notice` msgpack; expired fields are dropped      | own  |
-| `to:leader`            | hash   | holder, term, until (microseconds)                                       | none |
+| `to:leader`            | hash   | holder, term, until (microseconds); `server`: the id that a leader noted | none |
 | `to:incarnation`       | string | grows when the store came back from a loss; absent means 1               | none |
+| `to:mark:<writer>`     | string | a number that grows behind each of a writer's writes (see write_mark.py) | 24 h |
 
 Times are microseconds by the server's own clock, written as whole numbers.
 """
@@ -66,6 +67,10 @@ def interruptions(job_id: str) -> str:
 
 def request_id(value: str) -> str:
     return f"to:reqid:{value}"
+
+
+def mark(writer: str) -> str:
+    return f"to:mark:{writer}"
 
 
 def rid(key: RequestKey) -> str:

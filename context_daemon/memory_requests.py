@@ -106,8 +106,9 @@ class MemoryRequests(MemoryState):
                 raise ValueError(f"commit of {commit.key}: position {commit.position} is negative")
         results = []
         for commit in commits:
+            before = self.ahead_commits
             status, length = self._commit(commit)
-            results.append(CommitResult(commit.key, status, length))
+            results.append(CommitResult(commit.key, status, length, ahead=self.ahead_commits > before))
         return results
 
     def _commit(self, commit: TokenCommit) -> tuple[CommitStatus, int]:

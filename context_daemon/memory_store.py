@@ -25,6 +25,7 @@ class MemoryStore(MemoryJobs, MemoryRequests):
         self._workers: dict[str, tuple[float, WorkerStatus]] = {}
         self._notices: dict[str, tuple[float, Notice]] = {}
         self._holder, self._term, self._until = "", 0, 0.0
+        self._noted_server = ""
 
     async def put_worker(self, status: WorkerStatus, ttl_s: float) -> None:
         self._workers[status.worker_id] = (self._clock() + ttl_s, status)
@@ -65,14 +66,19 @@ class MemoryStore(MemoryJobs, MemoryRequests):
         return self._incarnation
 
     async def bump_incarnation(self, seen: int) -> int:
-        if self._incarnation == seen:
-            self._incarnation += 1
+        self._incarnation = max(self._incarnation, seen + 1)
         for job in self._active():
             job.incarnation = max(job.incarnation, self._incarnation)
         return self._incarnation
 
     async def server_id(self) -> str:
         return self._server_id
+
+    async def noted_server(self) -> str:
+        return self._noted_server
+
+    async def note_server(self, server_id: str) -> None:
+        self._noted_server = server_id
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -130,6 +130,17 @@ class PageTable:
             while len(self._lengths) > _REMEMBERED:
                 self._lengths.popitem(last=False)
 
+    def doubt(self) -> None:
+        """The store lost writes: what was over may not be, and of what is still to be announced nothing is known."""
+        self._ended.clear()
+        self._lengths.clear()
+
+    def cut(self, key: RequestKey, tokens: int) -> None:
+        """The store knows no more than so many generated tokens: KV of those behind may not be of those that will be."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.known = {epoch: min(known, entry.prompt + tokens) for epoch, known in entry.known.items()}
+
     def disown(self, key: RequestKey, epoch: int) -> None:
         """The owner under `epoch` is no more; its pages wait for whoever comes next."""
         entry = self._entries.get(key)

@@ -153,6 +153,7 @@ class CommitResult(msgspec.Struct, frozen=True):
     key: RequestKey
     status: CommitStatus
     length: int  # generated tokens the store holds now
+    ahead: bool = False  # FENCED under a token that the store never heard of: it lost data. Not told to owners.
 
 
 class ResumeReport(msgspec.Struct, frozen=True):
@@ -222,6 +223,7 @@ class InterruptionCause(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     ENGINE_FAULT = "engine_fault"  # blamed: uses up an attempt
     CANCELLED = "cancelled"
+    STORE_LOSS = "store_loss"  # the durable store came back without acknowledged writes
 
     @property
     def blames_request(self) -> bool:

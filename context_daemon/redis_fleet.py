@@ -5,8 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from context_daemon import keys
+from context_daemon.observability import Counter, get_logger
 from context_daemon.records import Notice, WorkerStatus
 from context_daemon.redis_script import Arg, RedisScripts, ScriptCall, text
+from context_daemon.write_mark import WriteMark
+
+log = get_logger()
+LOSSES = Counter(
+    "tideover_store_losses_total", "Times that the durable store came back without what this process had written"
+)
+_EFFECT = "every owner is fenced; requests go on from what the store still knows, jobs it does not know are gone"
 
 NOTICE_KEPT_S = 3600.0  # past its deadline, or past the moment it was put
 
@@ -42,7 +50,9 @@ class RedisFleet(RedisScripts):
         return term or None
 
     async def incarnation(self) -> int:
-        return int(text(await self._command("GET", keys.INCARNATION), "1"))
+        incarnation = int(text(await self._command("GET", keys.INCARNATION), "1"))
+        self._saw(incarnation)
+        return incarnation
 
     async def bump_incarnation(self, seen: int) -> int:
         """The global number first, then every active job's copy, which is what fences.
@@ -52,4 +62,23 @@ class RedisFleet(RedisScripts):
         in_force = int(await self._script("bump_incarnation", keys.INCARNATION, [seen]))
         jobs = [text(job_id) for job_id in await self._command("ZRANGE", keys.ACTIVE, 0, -1)]
         await self._scripts([ScriptCall("fence_job", keys.meta(job_id), [in_force]) for job_id in jobs])
+        self._saw(in_force)
         return in_force
+
+    async def noted_server(self) -> str:
+        return text(await self._command("HGET", keys.LEADER, "server"))
+
+    async def note_server(self, server_id: str) -> None:
+        await self._command("HSET", keys.LEADER, "server", server_id)
+
+    async def _went_back(self, found: int, mark: WriteMark) -> None:
+        """Fence every owner, over a connection that asks nothing itself."""
+        plain = RedisFleet(self._url, timeout_s=self._timeout_s)
+        try:
+            in_force = await plain.bump_incarnation(mark.incarnation)
+        finally:
+            await plain.close()
+        mark.saw(in_force)
+        LOSSES.inc()
+        log.error("durable_store_lost_writes", store=self.address, acknowledged=mark.remembered, found=found,
+                  incarnation=in_force, effect=_EFFECT)  # fmt: skip

@@ -52,10 +52,13 @@ class RedisRequests(RedisScripts):
             owner = (r.worker_id, r.numerics_class, int(r.exact))
             args += [keyspace.rid(_of_job(job_id, r.key)), r.key.line, r.epoch, *owner]
         granted = await self._script("lease", keyspace.meta(job_id), args)
-        return [
+        leases = [
             Lease(requests[int(i)].key, FencingToken(int(inc), int(epoch)), requests[int(i)].worker_id)
             for i, inc, epoch in granted
         ]
+        for lease in leases:
+            self._saw(lease.token.incarnation)
+        return leases
 
     async def requeue(
         self,
@@ -89,7 +92,9 @@ class RedisRequests(RedisScripts):
         for indexes, replies in zip(by_job.values(), await self._scripts(calls), strict=True):
             for index, (code, length) in zip(indexes, replies, strict=True):
                 self.ahead_commits += code == _AHEAD
-                results[index] = CommitResult(commits[index].key, _STATUS[code], int(length))
+                results[index] = CommitResult(commits[index].key, _STATUS[code], int(length), ahead=code == _AHEAD)
+                if _STATUS[code] is CommitStatus.OK:
+                    self._saw(commits[index].token.incarnation)
         return [results[index] for index in range(len(commits))]
 
     async def handover(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,11 @@ from redis.exceptions import (
 )
 
 from context_daemon.store import StaleLeader, StoreRefusesWrites, StoreUnavailable, UnknownJob
+from context_daemon.write_mark import WriteMark
 
 Arg = str | bytes | int | float
+# What these do is said again by whoever did it, or is how a loss is answered: they leave no mark.
+_UNMARKED = {"live_values", "list_requests", "get_request", "put_expiring", "bump_incarnation", "fence_job"}
 _LUA = Path(__file__).parent / "lua"
 
 
@@ -56,8 +60,9 @@ class ScriptCall:
         return ("EVAL", script_text(self.name), 1, self.key, *self.args)
 
 
-def connect(url: str, timeout_s: float) -> Redis:
-    """A client that raises within `timeout_s` and never repeats a command behind our back."""
+def connect(url: str, timeout_s: float, greet: Callable[[Any], Awaitable[None]] | None = None) -> Redis:
+    """A client that raises within `timeout_s` and never repeats a command behind our back. `greet` is awaited with each new
+    connection before anything else is said over it."""
     return Redis.from_url(
         url,
         protocol=2,
@@ -66,6 +71,7 @@ def connect(url: str, timeout_s: float) -> Redis:
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],
         decode_responses=False,
+        redis_connect_func=greet,
     )
 
 
@@ -99,10 +105,44 @@ def _remedy(text: str) -> str:
 class RedisScripts:
     """Runs commands and scripts; StoreUnavailable when the server is away, whatever the reason."""
 
-    def __init__(self, url: str, *, timeout_s: float = 1.0) -> None:
-        self._redis = connect(url, timeout_s)
+    def __init__(
+        self, url: str, *, timeout_s: float = 1.0, writer: str = "", on_loss: Callable[[], None] = lambda: None
+    ) -> None:
+        self._url, self._timeout_s = url, timeout_s
+        self._mark = WriteMark(writer) if writer else None
+        self._on_loss = on_loss
+        self._greeting = asyncio.Lock()
+        self._redis = connect(url, timeout_s, self._greet if writer else None)
         kwargs = self._redis.connection_pool.connection_kwargs
         self.address = f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}"
+
+    async def _greet(self, connection: Any) -> None:
+        """Each new connection may be to another server than before. Nothing is said to one that lost what we had been
+        acknowledged until its owners are fenced: if that fails, the connection is none."""
+        try:
+            await connection.on_connect()
+            if self._mark is not None:
+                await self._compare(connection, self._mark)
+        except BaseException:
+            await connection.disconnect()
+            raise
+
+    async def _compare(self, connection: Any, mark: WriteMark) -> None:
+        async with self._greeting:
+            acknowledged = mark.remembered
+            await connection.send_command("GET", mark.key)
+            found = int(await connection.read_response() or 0)
+            if mark.lost(found, acknowledged):
+                await self._went_back(found, mark)
+                mark.start_over(found)
+                self._on_loss()
+
+    async def _went_back(self, found: int, mark: WriteMark) -> None:
+        """What is done about a loss."""
+
+    def _saw(self, incarnation: int) -> None:
+        if self._mark is not None:
+            self._mark.saw(incarnation)
 
     async def _command(self, *args: Arg) -> Any:
         try:
@@ -134,13 +174,25 @@ class RedisScripts:
 
     async def _scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Pipelined. A restarted server knows no hashes: those calls did not run and are sent with their text."""
-        replies = await self._pipeline([call.by_hash() for call in calls])
+        replies = await self._marked([call.by_hash() for call in calls], calls)
         for index, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
-                replies[index] = await self._command(*calls[index].by_text())
-            elif isinstance(reply, Exception):
+                (reply,) = await self._marked([calls[index].by_text()], [calls[index]])
+                replies[index] = reply
+            if isinstance(reply, Exception):
                 raise_named(reply, self.address)
         return replies
+
+    async def _marked(self, commands: Sequence[Sequence[Arg]], calls: Sequence[ScriptCall]) -> list[Any]:
+        """With our mark behind them, if they write anything. Replies to `commands` only."""
+        if self._mark is None or all(call.name in _UNMARKED for call in calls):
+            return await self._pipeline(commands)
+        replies = await self._pipeline([*commands, *self._mark.commands()])
+        number = replies[len(commands)]
+        if isinstance(number, Exception):
+            raise_named(number, self.address)
+        self._mark.acknowledged(number)
+        return replies[: len(commands)]
 
     async def server_id(self) -> str:
         for line in (await self._raw_info()).splitlines():

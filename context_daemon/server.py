@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from context_daemon.read_ahead import gathered
 from context_daemon.records import (
     CommitResult,
     CommitStatus,
+    FencingToken,
     InterruptionCause,
     RequestRecord,
     RequestState,
@@ -60,10 +61,12 @@ class ContextServer(ContextServiceServicer):
         node_id: str,
         address: str = "",
         worker_ttl_s: float = 10.0,
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._service, self._board = store, service, board
         self._drop, self._operator, self._guests = drop, operator, guests
         self._worker_ttl_s = worker_ttl_s
+        self._on_loss = on_loss  # an owner's word shows that the store lost writes
         self._address = address  # where other nodes reach this daemon
         self._log = get_logger(node=node_id)
         self._notice_clock = NoticeClock(time.monotonic)
@@ -77,6 +80,7 @@ class ContextServer(ContextServiceServicer):
             hit(Point.COMMIT_RECEIVED)
             results = await self._store.commit(commits)
             hit(Point.COMMIT_STORED)
+            await self._fence_if_ahead([c.token for c, result in zip(commits, results, strict=True) if result.ahead])
         except StoreUnavailable as error:
             await self._away("durable", error, context)
         except ValueError as error:
@@ -86,6 +90,13 @@ class ContextServer(ContextServiceServicer):
             self._account(commit, result)
         metrics.AHEAD.set(getattr(self._store, "ahead_commits", 0))
         return pb.CommitResponse(results=[wire.result_to_pb(result) for result in results])
+
+    async def _fence_if_ahead(self, tokens: Sequence[FencingToken]) -> None:
+        """Owners that the store never heard of: what it lost may be given to others under the same tokens."""
+        if tokens:
+            in_force = await self._store.bump_incarnation(max(token.incarnation for token in tokens))
+            self._on_loss()
+            self._log.error("owner_ahead_of_the_store", owners=len(tokens), incarnation=in_force)
 
     def _account(self, commit: TokenCommit, result: CommitResult) -> None:
         ended = self._service.committed(commit, result)
@@ -166,6 +177,8 @@ class ContextServer(ContextServiceServicer):
         key, token = wire.key_from_pb(request.key), wire.token_from_pb(request.token)
         try:
             record = await self._store.get_request(key)
+            if record is not None and token > record.token:
+                await self._fence_if_ahead([token])
         except StoreUnavailable as error:
             await self._away("durable", error, context)
         except ValueError as error:

@@ -154,7 +154,8 @@ class ContextStore(Protocol):
         line, the terminal state and the job's counts, in the same script. A repeat of what is there (a finish included)
         is OK. A watermark is clamped to T-1, never moves back within an epoch, and is recorded with its segment: pages
         from `first_page` on lie under this epoch, earlier segments are cut there. `resume` completes the epoch's row of
-        the recovery table. An owner whose token is higher than the store's proves that the store lost data: FENCED."""
+        the recovery table. An owner whose token is higher than the store's proves that the store lost data: FENCED, and
+        `ahead`."""
 
     async def handover(
         self,
@@ -196,11 +197,19 @@ class ContextStore(Protocol):
     async def incarnation(self) -> int: ...
 
     async def bump_incarnation(self, seen: int) -> int:
-        """`seen` -> `seen + 1`, once, when the store is found to have lost acknowledged writes. Returns the one in force.
-        Every owner is fenced; requests come back to READY by `requeue`."""
+        """`seen` -> `seen + 1`, once, when the store is found to have lost acknowledged writes; also when it has gone back
+        behind `seen` itself. Returns the one in force. Every owner is fenced; requests come back to READY by `requeue`.
+        A writer of a store that can lose anything calls this by itself before it says the first word to a server that
+        lost what this writer had been acknowledged."""
 
     async def server_id(self) -> str:
         """Changes when the server process was restarted."""
+
+    async def noted_server(self) -> str:
+        """The `server_id` that a leader noted last, "" if none did. A new leader cannot know what another one's server
+        may have lost: it raises the incarnation when this is another than the present one."""
+
+    async def note_server(self, server_id: str) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 
 from context_daemon import metrics
@@ -21,6 +22,7 @@ log = get_logger()
 
 QUIET_S = 30.0  # an entry that was not written or disowned for so long is asked for
 _EVERY_S = 10.0
+_RETRY_S = 1.0
 _AT_ONCE = 200  # questions to the store in one turn
 
 
@@ -49,15 +51,32 @@ class Sweeper:
     ) -> None:
         self._table, self._store, self._here = table, store, here
         self._drop, self._reap = drop, reap
+        self._doubted = asyncio.Event()
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(_EVERY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._doubted.wait(), _EVERY_S)
             self._reap()
             try:
+                if self._doubted.is_set():
+                    await self.recount()
+                    self._doubted.clear()
                 await self.sweep(time.monotonic())
             except StoreUnavailable as error:
                 log.warning("not_swept", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    def doubt(self) -> None:
+        """The durable store lost writes: what counts here may be more than it knows now."""
+        self._doubted.set()
+
+    async def recount(self) -> None:
+        """Let KV count no further than the tokens that the store has. Raises StoreUnavailable; may be repeated."""
+        self._table.doubt()
+        for entry in self._table.entries():
+            record = await self._store.get_request(entry.key)
+            self._table.cut(entry.key, len(record.tokens) if record else 0)
 
     async def sweep(self, now: float) -> int:
         """One turn; returns how many requests were let go. Raises StoreUnavailable."""

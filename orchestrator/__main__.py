@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -57,8 +58,9 @@ def main(**options: Any) -> None:
 
 
 async def _run(options: dict[str, Any], engine_args: dict[str, Any]) -> int:
-    store = RedisStore(options["durable_url"])
-    leadership = Leadership(store, f"{socket.gethostname()}:{os.getpid()}")
+    holder = f"{socket.gethostname()}:{os.getpid()}"
+    store = RedisStore(options["durable_url"], writer=f"{holder}:{secrets.token_hex(8)}")
+    leadership = Leadership(store, holder)
     events = EventLog(time.time)
     model_name = options["served_model_name"] or Path(options["model"]).name
     fleet = RayFleet(FleetOptions(options["ray_address"], model_name, options["model"], engine_args), events)

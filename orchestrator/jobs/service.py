@@ -118,7 +118,7 @@ class JobService:
     async def get_job(self, job_id: str) -> JobRecord:
         job = await self._store.get_job(job_id)
         if job is None:
-            raise UnknownJob(f"no job {job_id!r}; `tideover status` lists them")
+            raise UnknownJob(f"no job {job_id!r}; `tideover status` lists them{await self._losses()}")
         return job
 
     async def list_jobs(self, offset: int, limit: int) -> list[JobRecord]:
@@ -134,6 +134,15 @@ class JobService:
     async def interruptions(self, job_id: str) -> list[Interruption]:
         await self.get_job(job_id)
         return await self._store.interruptions(job_id)
+
+    async def _losses(self) -> str:
+        """A job that its user was told of and that is gone needs a word on why."""
+        if (incarnation := await self._store.incarnation()) == 1:
+            return ""
+        return (
+            f". The durable store has lost writes (incarnation {incarnation}): if this job was accepted before, it is lost, "
+            "submit it again"
+        )
 
     def waiting_for(self, job_id: str) -> str:
         return self._waiting_for.get(job_id, "")

@@ -17,12 +17,13 @@ class RecoveryPolicy:
 
 
 def orphans(
-    leased: Iterable[LeasedRequest], dead: Mapping[str, InterruptionCause]
+    leased: Iterable[LeasedRequest], dead: Mapping[str, InterruptionCause], incarnation: int = 0
 ) -> dict[InterruptionCause, list[LeasedRequest]]:
-    """Requests owned by workers known to be dead, by cause."""
+    """Requests owned by workers known to be dead, or fenced since the store lost writes before `incarnation`, by cause."""
     found: dict[InterruptionCause, list[LeasedRequest]] = {}
     for lease in leased:
-        cause = dead.get(lease.worker_id)
+        fenced = InterruptionCause.STORE_LOSS if lease.token.incarnation < incarnation else None
+        cause = dead.get(lease.worker_id, fenced)
         if cause is not None:
             found.setdefault(cause, []).append(lease)
     return found

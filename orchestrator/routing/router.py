@@ -25,11 +25,12 @@ from context_daemon.records import (
     RequestKey,
     WorkerStatus,
 )
-from context_daemon.store import ContextStore, LeasedRequest, ReadyRequest, StoreUnavailable
+from context_daemon.store import ContextStore, LeasedRequest, ReadyRequest, StoreUnavailable, UnknownJob
 from orchestrator.events import EventLog
 from orchestrator.routing import placement, recovery
 from orchestrator.routing.gateway import WorkerGateway
 from orchestrator.routing.leases import BeatWatch, LeaseObserver
+from orchestrator.routing.store_watch import StoreWatch
 
 log = get_logger()
 
@@ -78,7 +79,7 @@ class Router:
         self._clock = clock
         self._observer = LeaseObserver(options.lease_s, options.claim_s)
         self._beats = BeatWatch(options.silence_s)
-        self._server_id = ""
+        self._watch = StoreWatch(store, events)
         self._away = False
         self._sent_targets: dict[str, tuple[float, dict[RequestKey, DrainTarget]]] = {}  # when and what, by worker
         self._owners: dict[RequestKey, str] = {}
@@ -95,6 +96,8 @@ class Router:
                 self._store_back()
             except StoreUnavailable as error:
                 self._store_away(error)
+            except UnknownJob as error:  # the store lost it between two of our calls: the next round tells of it
+                log.warning("round_cut_short", error=str(error))
             TICK_SECONDS.observe(self._clock() - started)
             await asyncio.sleep(self._options.tick_s)
 
@@ -114,7 +117,8 @@ class Router:
         self._beats.start_over()
 
     async def tick(self, term: int) -> None:
-        await self._watch_server()
+        if await self._watch.look():
+            self._start_over()
         world = await self._look()
         self._tell_what_changed(world)
         await self._announce(world, term)
@@ -130,16 +134,9 @@ class Router:
                 await self._finish(job, term)
         self._direct_drains(world, views)
 
-    async def _watch_server(self) -> None:
-        """A restarted durable server means that workers could not show life meanwhile: their timers start anew."""
-        server_id = await self._store.server_id()
-        if self._server_id and server_id != self._server_id:
-            self._events.add("store_restarted", "the durable store was restarted; every lease gets a full lease time")
-            self._start_over()
-        self._server_id = server_id
-
     async def _look(self) -> _Round:
         jobs = await self._store.active_jobs()
+        await self._watch.miss([job.job_id for job in jobs])
         workers = {worker.worker_id: worker for worker in await self._store.workers()}
         notices = {}
         for notice in sorted(await self._store.notices(), key=lambda n: n.kind is not NoticeKind.REBALANCE):
@@ -160,7 +157,7 @@ class Router:
     # -- recovery ---------------------------------------------------------------------------------------------------
     async def _recover(self, job: JobRecord, world: _Round, term: int) -> None:
         leased = world.leased[job.job_id]
-        lost = recovery.orphans(leased, world.dead)
+        lost = recovery.orphans(leased, world.dead, self._watch.incarnation)
         orphaned = {lease.key for leases in lost.values() for lease in leases}
         alive = [lease for lease in leased if lease.key not in orphaned]
         observation = self._observer.observe(self._clock(), alive, world.workers)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from context_daemon.records import DrainTarget, InterruptionCause, Lease, RequestKey, SamplingParams
+from context_daemon.records import RequestKey, SamplingParams
 from context_daemon.redis_store import RedisStore
 from orchestrator.events import EventLog
 from orchestrator.routing.placement import PlacementPolicy
 from orchestrator.routing.router import Router, RouterOptions
-from tests.contract.worker_rig import PROMPTS, Rig, Worker, spec
+from tests.contract.router_rig import Gateway
+from tests.contract.worker_rig import PROMPTS, Rig, spec
 from tests.unit.tiny_model import write_tiny_model
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
@@ -29,32 +30,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder: Path = tmp_path_factory.mktemp("classes")
     with Rig(folder, write_tiny_model(folder / "tiny")) as made:
         yield made
-
-
-class Gateway:
-    """A WorkerGateway to workers in this process."""
-
-    def __init__(self, *workers: Worker) -> None:
-        self.workers = {worker.name: worker for worker in workers}
-        self.buried: dict[str, InterruptionCause] = {}
-
-    def admit(self, worker_id: str, leases: Sequence[Lease]) -> None:
-        if worker_id in self.workers:
-            self.workers[worker_id].runtime.admit(leases)
-
-    def set_targets(self, worker_id: str, targets: Mapping[RequestKey, DrainTarget]) -> None:
-        if worker_id in self.workers:
-            self.workers[worker_id].runtime.set_targets(dict(targets))
-
-    def dead(self) -> Mapping[str, InterruptionCause]:
-        return self.buried
-
-    def reachable(self) -> set[str]:
-        return set(self.workers)
-
-    def bury(self, rig: Rig, name: str) -> None:
-        rig.retire(self.workers.pop(name))
-        self.buried[name] = InterruptionCause.WORKER_DIED
 
 
 async def route(rig: Rig, gateway: Gateway, patience_s: float, until: Callable[[], bool]) -> None:
