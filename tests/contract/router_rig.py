@@ -75,8 +75,7 @@ class Routing:
         store = RedisStore(self._url, writer=f"router:{secrets.token_hex(4)}")
         router = Router(store, self._gateway, self._events, self._options)
         task = asyncio.create_task(router.run(lambda: self._term))
-        while not self._over.is_set() and not task.done():
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(self._over.wait)
         if task.done():
             self._failure = task.exception()
         task.cancel()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import pytest
 from append_only import configure, lose, lose_all, size, write_at_once
-from daemon_rig import lease, start_job
+from daemon_rig import LAYOUT, Daemon, lease, start_job
 
 from context_daemon import keys
+from context_daemon.client import ContextClient, NotOwner
 from context_daemon.records import CommitStatus, FencingToken, InterruptionCause, RequestKey, TokenCommit
 from context_daemon.redis_script import connect
 from context_daemon.redis_server import EmbeddedServers
@@ -155,6 +158,26 @@ async def test_a_flushed_script_cache_leaves_a_mark_behind_what_is_sent_again(se
         await client.aclose()
         lose(servers.durable, size(servers.durable) - 20)  # the mark behind the lease only: in doubt, it counts
         assert await again(leader.incarnation) == 2
+
+
+async def test_an_owner_ahead_of_the_store_is_proof_enough(servers: EmbeddedServers) -> None:
+    """Of a daemon that has nothing to remember itself."""
+    daemon = Daemon(servers).start()
+    client = ContextClient(f"127.0.0.1:{daemon.port}")
+    async with writing(servers, "") as store:
+        try:
+            await start_job(store)
+            for _ in range(2):
+                (result,) = await asyncio.to_thread(client.commit, [TokenCommit(KEY, FencingToken(1, 1), 0, (1,))])
+                assert result.status is FENCED and await store.incarnation() == 2
+            token = (await lease(store, 1, "w2")).token
+            assert token == FencingToken(2, 1)
+            with pytest.raises(NotOwner):
+                await asyncio.to_thread(client.restore, KEY, FencingToken(2, 3), "w1", LAYOUT)
+            assert await store.incarnation() == 3
+        finally:
+            client.close()
+            daemon.end(signal.SIGTERM)
 
 
 async def test_reading_and_beating_leave_no_mark(servers: EmbeddedServers) -> None:

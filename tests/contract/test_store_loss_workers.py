@@ -29,7 +29,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def specs(rig: Rig) -> list[RequestSpec]:
-    return rig.specs(max_tokens=450)
+    return rig.specs(max_tokens=350)
 
 
 @pytest.fixture(scope="module")
