@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import threading
 import time
@@ -14,6 +15,8 @@ from context_daemon.redis_store import RedisStore
 from orchestrator.events import EventLog
 from orchestrator.routing.router import Router, RouterOptions
 from tests.contract.worker_rig import Rig, Worker
+
+_TERMS = itertools.count(1)
 
 
 class Gateway:
@@ -43,12 +46,11 @@ class Gateway:
 
 
 class Routing:
-    """A context manager: one leader's life. `kinds` and `texts` are of its events."""
+    """A context manager: one leader's life, in a term after all before it. `kinds` and `texts` are of its events."""
 
-    def __init__(self, rig: Rig, gateway: Gateway, term: int = 1, lease_s: float = 20.0) -> None:
-        self._url, self._gateway, self._term, self._options = (
-            rig.servers.durable.url, gateway, term, RouterOptions(lease_s=lease_s),
-        )  # fmt: skip
+    def __init__(self, rig: Rig, gateway: Gateway, lease_s: float = 20.0) -> None:
+        self._url, self._gateway, self._options = rig.servers.durable.url, gateway, RouterOptions(lease_s=lease_s)
+        self._term = next(_TERMS)
         self._events = EventLog(time.time)
         self._over = threading.Event()
         self._failure: BaseException | None = None
@@ -78,6 +80,12 @@ class Routing:
         await asyncio.to_thread(self._over.wait)
         if task.done():
             self._failure = task.exception()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await ended(task)
         await store.close()
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancelled for good: a connection that is just being answered may swallow one cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 from append_only import configure, lose, lose_all, size, write_at_once
-from daemon_rig import LAYOUT, Daemon, lease, start_job
+from daemon_rig import LAYOUT, Daemon, lease, restore, start_job
 
 from context_daemon import keys
 from context_daemon.client import ContextClient, NotOwner
@@ -173,7 +173,7 @@ async def test_an_owner_ahead_of_the_store_is_proof_enough(servers: EmbeddedServ
             token = (await lease(store, 1, "w2")).token
             assert token == FencingToken(2, 1)
             with pytest.raises(NotOwner):
-                await asyncio.to_thread(client.restore, KEY, FencingToken(2, 3), "w1", LAYOUT)
+                await asyncio.to_thread(restore, client, KEY, FencingToken(2, 3), "w1", LAYOUT)
             assert await store.incarnation() == 3
         finally:
             client.close()
