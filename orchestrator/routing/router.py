@@ -79,7 +79,7 @@ class Router:
         self._clock = clock
         self._observer = LeaseObserver(options.lease_s, options.claim_s)
         self._beats = BeatWatch(options.silence_s)
-        self._watch = StoreWatch(store, events)
+        self._watch = StoreWatch(store, events, clock)
         self._away = False
         self._sent_targets: dict[str, tuple[float, dict[RequestKey, DrainTarget]]] = {}  # when and what, by worker
         self._owners: dict[RequestKey, str] = {}
@@ -103,8 +103,9 @@ class Router:
 
     def _store_away(self, error: StoreUnavailable) -> None:
         if not self._away:
-            self._events.add("store_away", f"the durable store does not answer: {error}")
+            self._events.add("store_away", f"work waits: {error}")
         self._away = True
+        self._watch.doubt()
         self._start_over()  # before the first round after the outage judges anybody by it
 
     def _store_back(self) -> None:
