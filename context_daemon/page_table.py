@@ -135,11 +135,11 @@ class PageTable:
         self._ended.clear()
         self._lengths.clear()
 
-    def cut(self, key: RequestKey, tokens: int) -> None:
-        """The store knows no more than so many generated tokens: KV of those behind may not be of those that will be."""
+    def cut(self, key: RequestKey, positions: int) -> None:
+        """The store knows the tokens of no more positions: KV of those behind may not be of those that will be."""
         entry = self._entries.get(key)
         if entry is not None:
-            entry.known = {epoch: min(known, entry.prompt + tokens) for epoch, known in entry.known.items()}
+            entry.known = {epoch: min(known, positions) for epoch, known in entry.known.items()}
 
     def disown(self, key: RequestKey, epoch: int) -> None:
         """The owner under `epoch` is no more; its pages wait for whoever comes next."""

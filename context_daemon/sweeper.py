@@ -76,7 +76,8 @@ class Sweeper:
         self._table.doubt()
         for entry in self._table.entries():
             record = await self._store.get_request(entry.key)
-            self._table.cut(entry.key, len(record.tokens) if record else 0)
+            known = len(record.spec.prompt_token_ids) + len(record.tokens) if record else 0
+            self._table.cut(entry.key, known)
 
     async def sweep(self, now: float) -> int:
         """One turn; returns how many requests were let go. Raises StoreUnavailable."""
