@@ -145,6 +145,7 @@ class ContextDaemon:
             self._pages.page_server.run(),
             self._sweeper.run(),
             self._guests.run(),
+            self._pages.links.meet_store(self._kv.probe),
             self.traffic.run(),
         )
         self._background = [asyncio.create_task(item) for item in work]

@@ -19,11 +19,12 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from context_daemon.hash_ring import HashRing
 from context_daemon.kv_node import KVNode, KVWriteResult
 from context_daemon.kv_urls import server_names
+from context_daemon.rates import LinkRate
 from context_daemon.read_ahead import read_ahead
 from context_daemon.records import RequestKey
 from context_daemon.redis_kv import RedisKV
@@ -132,6 +133,13 @@ class KVCluster:
                 if framed is None:
                     return
                 yield page, framed
+
+    async def probe(self) -> LinkRate | None:
+        """How fast pages come from the first server that answers; None when none does."""
+        for node in self._nodes.values():
+            with suppress(StoreUnavailable):
+                return await node.probe(self._ahead)
+        return None
 
     async def delete_request(self, key: RequestKey, epochs: Sequence[int], layout: str, pages: int) -> None:
         await self._nodes[self.server_of(key)].delete(key, epochs, layout, pages)

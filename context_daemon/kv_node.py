@@ -10,6 +10,8 @@ from typing import ParamSpec, TypeVar
 import msgspec
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from context_daemon.link_probe import PROBE_BYTES, PROBE_S
+from context_daemon.rates import MIN_SECONDS, LinkRate
 from context_daemon.records import RequestKey
 from context_daemon.redis_kv import RedisKV
 from context_daemon.store import SlotWrite, StoredPage, StoreUnavailable
@@ -60,6 +62,17 @@ class KVNode:
 
     async def generation(self) -> str:
         return await self._call(self._kv.generation)
+
+    async def probe(self, at_once: int) -> LinkRate:
+        """How fast pages come, so many at once. Raises StoreUnavailable."""
+        await self._call(self._kv.timed_read, 1, at_once)  # opens the connections
+        setup_s = min([await self._call(self._kv.timed_read, 1, 1) for _ in range(3)])
+        for parts in (16, 4, 1):
+            size = PROBE_BYTES // parts // at_once
+            seconds = await self._call(self._kv.timed_read, size, at_once)
+            if seconds > PROBE_S:
+                break
+        return LinkRate(size * at_once / max(seconds - setup_s, MIN_SECONDS), setup_s)
 
     async def close(self) -> None:
         await self._kv.close()

@@ -16,6 +16,7 @@ from context_daemon.commit_mode import ShipBudget, ShipPolicy
 from context_daemon.kv_cluster import KVCluster
 from context_daemon.kv_writer import Announced, ArenaGone, Attachment, Owned, Progress, SlotRange
 from context_daemon.landing import Keep, Landing
+from context_daemon.links import links_of
 from context_daemon.observability import get_logger
 from context_daemon.page_records import Entry, Held, Shape
 from context_daemon.page_server import PageServer
@@ -23,7 +24,7 @@ from context_daemon.page_table import PageTable
 from context_daemon.peer_client import PeerClient
 from context_daemon.pieces import Piece
 from context_daemon.records import PAGE_SIZE, CommitResult, CommitStatus, RequestKey, RequestRecord, TokenCommit
-from context_daemon.restorer import Choice, Restorer, Wish, probed_links
+from context_daemon.restorer import Choice, Restorer, Wish
 from context_daemon.shipper import Shipper
 from context_daemon.slabs import Slabs
 
@@ -71,7 +72,8 @@ class KVService:
         self.page_server = PageServer(self.table, self.arena, max_peer_streams)
         self.landing = Landing(self.arena, self._slabs)
         self.peers = PeerClient(self.landing)
-        self.restorer = Restorer(self.table, self._lend, kv, self.peers, probed_links(self.arena), here)
+        self.links = links_of(self.arena)
+        self.restorer = Restorer(self.table, self._lend, kv, self.peers, self.links, here)
         self._attached: dict[int, _Attached] = {}
         self.page_sizes: dict[str, int] = {}  # by layout, of those that were ever written here
         self._attachments = 0

@@ -13,6 +13,7 @@ from context_daemon import metrics
 from context_daemon.arena import Arena
 from context_daemon.fault_points import Point, hit
 from context_daemon.kv_slots import framed_size
+from context_daemon.link_probe import PROBE_BYTES
 from context_daemon.observability import get_logger
 from context_daemon.page_records import Held, Shape
 from context_daemon.page_stream import (
@@ -23,6 +24,7 @@ from context_daemon.page_stream import (
     StreamRequest,
     pack_end,
     send_pages,
+    send_probe,
 )
 from context_daemon.page_table import PageTable
 
@@ -127,6 +129,9 @@ class PageServer:
     async def _send(self, connection: socket.socket, request: StreamRequest) -> None:
         """Looked up anew for each few pages: what is written meanwhile goes, too, and what is evicted ends the stream."""
         loop = asyncio.get_running_loop()
+        if request.probe:
+            await loop.run_in_executor(self._threads, send_probe, connection, min(request.probe, PROBE_BYTES))
+            return
         number = request.first
         while pages := self._next(request, number):
             hit(Point.PEER_PAGES)

@@ -4,6 +4,8 @@ gRPC for Python moves well under 1 GB/s and copies each message several times; h
 the other's by `sendall` and `recv_into`. The connection opens with a request, which carries the token that the daemon's gRPC
 answer gave: whoever may call the daemon may read its pages, nobody else.
 
+A request for a probe is answered with that many zeros and an end, whatever pages there are.
+
     request = u32 length | msgpack StreamRequest
     page    = u64 page | u64 epoch | u32 slots | u32 bytes | framed slots
     end     = a page header without bytes; its `page` says why
@@ -13,11 +15,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 import msgspec
 
+from context_daemon.link_probe import CHUNK, Mark
 from context_daemon.records import RequestKey
 
 HEADER = struct.Struct("<QQII")
@@ -41,6 +46,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
     page_size: int
     first: int
     until: int
+    probe: int = 0  # bytes that are to tell how fast the link is
 
 
 class PageHead(msgspec.Struct, frozen=True):
@@ -64,6 +70,31 @@ def send_pages(connection: socket.socket, pages: Sequence[tuple[PageHead, memory
     for head, view in pages:
         _drain(connection, memoryview(HEADER.pack(head.page, head.epoch, head.slots, len(view))))
         _drain(connection, view)
+
+
+def send_probe(connection: socket.socket, size: int) -> None:
+    """Blocking. Whoever has heard enough hangs up: that is no error."""
+    zeros = memoryview(bytes(min(size, CHUNK)))
+    with suppress(ConnectionError):
+        for start in range(0, size, CHUNK):
+            _drain(connection, zeros[: size - start])
+        connection.sendall(pack_end(End.DONE))
+
+
+def receive_probe(connection: socket.socket, size: int, until_s: float) -> list[Mark]:
+    """Blocking: how far it was when, for at most about `until_s` once it began. Raises OSError when the connection breaks,
+    ValueError when it was refused."""
+    room, marks, started = memoryview(bytearray(CHUNK)), list[Mark](), time.perf_counter()
+    came = 0
+    while came < size and (not marks or marks[-1][1] - marks[0][1] < until_s):
+        count = connection.recv_into(room[: size - came])
+        if count == 0:
+            raise ConnectionError("the peer closed the connection in the middle of a probe")
+        if not came and count <= HEADER.size and any(room[:count]):
+            raise ValueError(f"no probe: {End(room[0]).name}")
+        came += count
+        marks.append((came, time.perf_counter() - started))
+    return marks
 
 
 def receive_pages(connection: socket.socket, room: Sequence[memoryview]) -> tuple[list[PageHead], End | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,20 @@ from context_daemon import metrics, wire
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import identity, verify
 from context_daemon.landing import Keep, Landing, Spot
+from context_daemon.link_probe import PROBE_BYTES, PROBE_S, Mark, rate_of
 from context_daemon.observability import get_logger
 from context_daemon.page_records import Shape
-from context_daemon.page_stream import End, PageHead, StreamRequest, pack_request, receive_pages
+from context_daemon.page_stream import (
+    End,
+    PageHead,
+    StreamRequest,
+    pack_request,
+    receive_pages,
+    receive_probe,
+)
 from context_daemon.peer_channels import PeerChannels
 from context_daemon.pieces import Piece
+from context_daemon.rates import LinkRate
 from context_daemon.records import RequestKey
 from context_daemon.store import StoreUnavailable
 from protos import context_pb2 as pb
@@ -33,6 +43,7 @@ _AT_ONCE = 4  # pages to one turn of a thread, and at most that many in flight i
 _TRIES = 3  # of one fetch; each goes on where the last one broke
 _PAUSE_S = 0.1
 _STREAMS = 16
+_NOBODY = RequestKey("probe", 1)
 _IDLE_S = 10.0  # a channel to a peer that was not asked for so long is closed
 
 
@@ -111,6 +122,17 @@ class PeerClient:
                 if stalled:
                     return
 
+    async def probe(self, address: str) -> LinkRate | None:
+        """How fast its pages would come; None when it does not say. Call `describe` or `introduce` before."""
+        host, port, token = self._doors[address]
+        request = StreamRequest(token, _NOBODY, "", 0, 0, 0, 0, probe=PROBE_BYTES)
+        loop = asyncio.get_running_loop()
+        try:
+            return rate_of(await loop.run_in_executor(self._threads, _probe, host, port, request))
+        except (OSError, ValueError) as error:
+            log.info("peer_not_probed", peer=address, error=repr(error))
+            return None
+
     async def _stream(
         self, address: str, key: RequestKey, shape: Shape, first: int, until: int, keep: Keep
     ) -> AsyncGenerator[Piece, None]:
@@ -170,6 +192,13 @@ def _open(host: str, port: int, request: StreamRequest) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _probe(host: str, port: int, request: StreamRequest) -> list[Mark]:
+    started = time.perf_counter()
+    with _open(host, port, request) as connection:
+        opened = time.perf_counter() - started
+        return [(size, opened + at) for size, at in receive_probe(connection, request.probe, PROBE_S)]
 
 
 class _Intake:

@@ -2,11 +2,14 @@
 
 kv:<layout>:<job>:<line>.<choice>:<epoch>:<page>   string, framed slots by slot offset; TTL, 6 h by default
 kv:generation                                      string, drawn by whoever finds it missing; no TTL
+kv:probe:<random>                                  string, read to learn how fast that is; 10 s
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from context_daemon.kv_pages import PagePart, page_key, page_parts, pages_pattern, parse_page_key
@@ -16,6 +19,7 @@ from context_daemon.store import KVStore, SlotWrite, StoredPage, StoreUnavailabl
 
 GENERATION = "kv:generation"
 _CHUNK = 500
+_PROBE_TTL_S = 10
 
 
 class RedisKV(RedisScripts):
@@ -83,6 +87,16 @@ class RedisKV(RedisScripts):
         for start in range(0, len(names), _CHUNK):
             gone += int(await self._command("UNLINK", *names[start : start + _CHUNK]))
         return gone
+
+    async def timed_read(self, size: int, at_once: int) -> float:
+        """Seconds to read `size` bytes so many times at once, of a value made for that."""
+        name = f"kv:probe:{secrets.token_hex(8)}"
+        await self._command("SET", name, bytes(size), "EX", _PROBE_TTL_S)
+        started = time.perf_counter()
+        await asyncio.gather(*(self._command("GET", name) for _ in range(at_once)))
+        seconds = time.perf_counter() - started
+        await self._command("UNLINK", name)
+        return seconds
 
     async def generation(self) -> str:
         return text((await self._checked(self._generation_commands()))[1])

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from context_daemon import metrics
-from context_daemon.arena import Arena
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import identity, verify
 from context_daemon.landing import Keep
+from context_daemon.links import Links
 from context_daemon.observability import get_logger
 from context_daemon.page_records import Held, Shape
 from context_daemon.page_table import PageTable
 from context_daemon.pieces import Piece
-from context_daemon.rates import Bandwidth, LinkRate, PredictionError, PrefillCost
+from context_daemon.rates import LinkRate, PredictionError, PrefillCost
 from context_daemon.records import RequestKey, RequestRecord
 from context_daemon.restore_plan import Path, RestorePlan, SourceKind, SourceOffer, plan
 from context_daemon.store import StoreUnavailable
@@ -26,7 +26,6 @@ from context_daemon.watermark import epoch_of_page
 log = get_logger()
 
 _DESCRIBE_S = 0.5
-_GUESS = LinkRate(5e8, 2e-3)  # half a 10 Gbit/s link
 
 
 class StoreReads(Protocol):
@@ -38,7 +37,7 @@ class StoreReads(Protocol):
 
 
 class PeerReads(Protocol):
-    """What of other nodes' daemons a restore needs (PeerClient). Neither raises for a peer that is away."""
+    """What of other nodes' daemons a restore needs (PeerClient). None raises for a peer that is away."""
 
     async def describe(
         self, address: str, keys: Sequence[RequestKey], layout: str, timeout_s: float
@@ -48,36 +47,7 @@ class PeerReads(Protocol):
         self, address: str, key: RequestKey, shape: Shape, first_page: int, until_page: int, keep: Keep
     ) -> AsyncGenerator[Piece, None]: ...
 
-
-@dataclass(slots=True)
-class Links:
-    """Measured rates of the ways that pages can come."""
-
-    arena: Bandwidth
-    store: Bandwidth
-    peer_seed: LinkRate
-    peers: dict[str, Bandwidth] = field(default_factory=dict)
-    under_way: dict[SourceKind, int] = field(default_factory=dict)
-
-    def peer(self, address: str) -> Bandwidth:
-        if address not in self.peers:
-            self.peers[address] = Bandwidth(self.peer_seed.bytes_per_s, self.peer_seed.setup_s)
-        return self.peers[address]
-
-
-def probed_links(arena: Arena) -> Links:
-    """The arena's rate by a copy within it; the others are first guesses that the first fetches correct."""
-    size = min(8 << 20, arena.total_bytes // 4)
-    view, seconds = arena.view, []
-    for _ in range(3):
-        started = time.perf_counter()
-        bytearray(size)[:] = view[:size]
-        seconds.append(time.perf_counter() - started)
-    return Links(
-        arena=Bandwidth(size / min(seconds), 1e-4),
-        store=Bandwidth(_GUESS.bytes_per_s, _GUESS.setup_s),
-        peer_seed=_GUESS,
-    )
+    async def probe(self, address: str) -> LinkRate | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +149,9 @@ class Restorer:
         if self._peers is None or not address or address == self._here:
             return 0
         known = await self._peers.describe(address, [wish.record.key], wish.shape.layout, _DESCRIBE_S)
-        return known.get(wish.record.key, 0)
+        if positions := known.get(wish.record.key, 0):
+            await self._links.meet(address, self._peers.probe)
+        return positions
 
     # -- how it comes -----------------------------------------------------------------------------------------------
     async def _measured(self, wish: Wish, offer: SourceOffer, first: int, keep: Keep) -> AsyncGenerator[Piece, None]:

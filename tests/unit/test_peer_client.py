@@ -272,3 +272,33 @@ def test_a_reader_may_be_slow_as_long_as_it_reads() -> None:
     thread.join()
     sender.close()
     reader.close()
+
+
+# -- how fast it is -----------------------------------------------------------------------------------------------------
+async def test_a_probe_reads_no_more_than_it_must(client: PeerClient, peer: Peer) -> None:
+    """A slow link is known after a moment; the peer finds the connection closed then."""
+    hung_up = threading.Event()
+
+    def trickle(connection: socket.socket, request: page_stream.StreamRequest) -> None:
+        assert request.probe > 0
+        try:
+            for _ in range(1000):
+                connection.sendall(bytes(10_000))
+                time.sleep(0.005)
+        except OSError:
+            hung_up.set()
+
+    peer.scripts = [trickle]
+    client.introduce(peer.address, peer.door, "t")
+    rate = await client.probe(peer.address)
+    assert rate is not None and rate.bytes_per_s < 3e6
+    assert await asyncio.to_thread(hung_up.wait, 10)
+
+
+@pytest.mark.parametrize(
+    "script", [sends(pack_end(End.BUSY)), sends(pack_end(End.REFUSED)), sends(), sends(b"\0" * 99)]
+)
+async def test_a_peer_that_is_not_probed_is_unknown(client: PeerClient, peer: Peer, script: Any) -> None:
+    peer.scripts = [script]
+    client.introduce(peer.address, peer.door, "t")
+    assert await client.probe(peer.address) is None

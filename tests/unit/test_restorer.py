@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 
 import pytest
 
 from context_daemon.kv_slots import frame, identity
 from context_daemon.landing import Keep
+from context_daemon.links import Links, guessed
 from context_daemon.page_records import Held, Shape
 from context_daemon.page_table import PageTable
 from context_daemon.pieces import Piece
@@ -23,7 +25,7 @@ from context_daemon.records import (
     RequestState,
     SamplingParams,
 )
-from context_daemon.restorer import Links, Restorer, Wish
+from context_daemon.restorer import Restorer, Wish
 from context_daemon.store import StoreUnavailable
 
 KEY, SHAPE = RequestKey("job", 1), Shape("lay", 8, 4)
@@ -56,11 +58,17 @@ class Store:
 
 
 class Peer:
-    """Says that it holds `positions`, gives `pages` pages of them."""
+    """Says that it holds `positions`, gives `pages` pages of them; a probe finds `rate`."""
 
-    def __init__(self, positions: int, pages: int) -> None:
-        self.positions, self.pages = positions, pages
+    def __init__(self, positions: int, pages: int, rate: LinkRate | None = None) -> None:
+        self.positions, self.pages, self.rate = positions, pages, rate
         self.asked: list[str] = []
+        self.probed: list[str] = []
+
+    async def probe(self, address: str) -> LinkRate | None:
+        self.probed.append(address)
+        await asyncio.sleep(0.01)
+        return self.rate
 
     async def describe(
         self, address: str, keys: Sequence[RequestKey], layout: str, timeout_s: float
@@ -86,7 +94,7 @@ def record(tokens: int, watermark: int, kv_at: str = THERE, layout: str = "lay")
 
 
 def links(store: float = 1e9, peer: float = 1e9) -> Links:
-    return Links(Bandwidth(1e10), Bandwidth(store), LinkRate(peer))
+    return Links(Bandwidth(1e10), Bandwidth(store), {THERE: Bandwidth(peer)})
 
 
 def lend(held: Held, keep: Keep) -> Piece:
@@ -185,3 +193,45 @@ async def test_what_a_fetch_took_is_learnt_and_nothing_stays_under_way() -> None
     await restored(restorer, Wish(record(10, 19), SHAPE, PrefillCost(0.0, 1e6)))
     assert rates.store.rate.bytes_per_s > 100 and restorer.error.factor > 2
     assert set(rates.under_way.values()) == {0}
+
+
+# -- links that nothing came over yet -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("rate", "source"), [(1e3, "store"), (1e9, "peer")])
+async def test_a_peer_is_probed_once_before_it_is_weighed(rate: float, source: str) -> None:
+    rates, peer = Links(Bandwidth(1e10), Bandwidth(1e4)), Peer(19, 5, LinkRate(rate, 1e-3))
+    restorer, wish = made(table_with(0), Store(FULL), peer, rates), Wish(record(10, 19), SHAPE, SLOW_PREFILL)
+    chosen = await asyncio.gather(*(restorer.choose(wish) for _ in range(3)))
+    assert [choice.order[0].kind for choice in chosen] == [source] * 3
+    assert peer.probed == [THERE]
+    assert await restored(restorer, wish) and peer.probed == [THERE]
+
+
+async def test_a_peer_that_could_not_be_probed_is_guessed_and_probed_again() -> None:
+    rates, peer = Links(Bandwidth(1e10), Bandwidth(1e4)), Peer(19, 5)
+    restorer, wish = made(table_with(0), Store(FULL), peer, rates), Wish(record(10, 19), SHAPE, SLOW_PREFILL)
+    assert (await restorer.choose(wish)).order[0].kind == "peer"
+    peer.rate = LinkRate(1e3)
+    assert (await restorer.choose(wish)).order[0].kind == "store"
+    assert peer.probed == [THERE] * 2
+
+
+async def test_the_store_is_seeded_once_it_answers_unless_it_is_known_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("context_daemon.links._AGAIN_S", 0.0)
+    for fetched, expected in ((False, 3e6), (True, 3e7)):
+        rates, answers = Links(Bandwidth(1e10), guessed()), iter([None, None, LinkRate(3e6, 1e-3)])
+
+        async def probe(answers: Iterator[LinkRate | None] = answers) -> LinkRate | None:
+            return next(answers)
+
+        if fetched:
+            monkeypatch.setattr(asyncio, "sleep", _observing(rates.store))
+        await rates.meet_store(probe)
+        assert rates.store.rate.bytes_per_s == pytest.approx(expected, rel=0.2)
+
+
+def _observing(link: Bandwidth) -> Callable[[float], Awaitable[None]]:
+    async def sleep(seconds: float) -> None:
+        for _ in range(5):
+            link.observe(3 * 10**8, 10.0)
+
+    return sleep
