@@ -33,6 +33,7 @@ from context_daemon.records import (
     JobState,
     KVWatermark,
     Lease,
+    RequestKey,
     RequestSpec,
     SamplingParams,
     TokenCommit,
@@ -43,12 +44,13 @@ from context_daemon.restore_stream import RestoreStream
 from context_daemon.store import LeaseRequest
 from protos import context_pb2 as pb
 from protos.context_pb2_grpc import ContextServiceStub
+from worker.bench_beside import Beside
 from worker.bench_links import SlowLink
 from worker.bench_media import loopback_bandwidth, memcpy_bandwidth
 from worker.engine.config import EngineConfig
 from worker.engine.engine import TorchEngine
 from worker.engine.protocol import EngineRequest, ResumeState, SlotSpan
-from worker.imports import Import, Imports
+from worker.imports import Import, Imports, turn_s
 from worker.prefill_probe import learn, probe
 
 PATHS = ("arena", "peer", "store", "recompute", "planner")
@@ -70,9 +72,11 @@ class ResumeBench:
     """An engine, two daemons and two Redis servers for the length of a `with`. With `slowed`, B reaches A and the KV server
     over `peer_link` and `store_link`."""
 
-    def __init__(self, model: Path, longest: int, threads: int, *, slowed: bool = False) -> None:
-        self._slowed = slowed
-        self._config = EngineConfig(model=str(model), max_num_seqs=2, max_model_len=longest + 8, num_threads=threads)
+    def __init__(self, model: Path, longest: int, threads: int, *, slowed: bool = False, beside: int = 0) -> None:
+        self._slowed, self._count = slowed, beside
+        self._config = EngineConfig(
+            model=str(model), max_num_seqs=2 + beside, max_model_len=longest + 8, num_threads=threads
+        )
         self._stack = ExitStack()
 
     def __enter__(self) -> ResumeBench:
@@ -169,18 +173,25 @@ class ResumeBench:
         await store.close()
         return lease
 
-    def resume(self, item: Interrupted, path: str) -> dict[str, Any]:
+    def beside(self) -> Beside:
+        """The sequences that decode on while others come back, for a `with`."""
+        return Beside(self.engine, self._count)
+
+    def resume(self, item: Interrupted, path: str, beside: Beside | None = None) -> dict[str, Any]:
         """From the word that the request is ours to its next token."""
+        self._beside = beside or Beside(self.engine, 0)
+        self._beside.settle()
         started = time.monotonic()
         key, token = item.lease.key, item.lease.token
         incoming = Import(key, token, 0, started)
         request = EngineRequest(key, item.spec.prompt_token_ids, item.spec.params)
         if path == "recompute":
             self.engine.add(request, ResumeState((item.token,)))
-            fetched, sampled = self._decode(Imports(self.engine, lambda _: None), threading.Event())
+            fetched, sampled = self._decode(key, Imports(self.engine, lambda _: None), threading.Event())
         else:
             fetched, sampled = self._fetched(item, path, request, incoming)
         ended = time.monotonic()
+        self._beside.came_back()
         recomputed = self.engine.recomputed_tokens(key)
         self.engine.abort(key)
         return {
@@ -206,23 +217,25 @@ class ResumeBench:
             fetching = threading.Thread(target=_offer, args=(stream, incoming, more))
             fetching.start()
             try:
-                return self._decode(imports, more)
+                return self._decode(item.lease.key, imports, more)
             finally:
                 fetching.join()
 
-    def _decode(self, imports: Imports, more: threading.Event) -> tuple[float, int]:
+    def _decode(self, key: RequestKey, imports: Imports, more: threading.Event) -> tuple[float, int]:
         """What a step loop does until the next token: when the last page was in, and the token."""
         at = time.monotonic()
         while True:
             more.clear()
             if len(imports):
-                imports.turn(_TURN_S)
+                imports.turn(turn_s(self._beside.step_s) or _TURN_S)
                 at = time.monotonic()
             stepped = time.monotonic()
             output = self.engine.step()
             learn(self.prefill, output, time.monotonic() - stepped)
-            if output.tokens:
-                return at, output.tokens[0].token_id
+            self._beside.saw(output)
+            for token in output.tokens:
+                if token.key == key:
+                    return at, token.token_id
             if not output.kv_len:
                 more.wait(_TURN_S)
 
@@ -248,11 +261,12 @@ def run_resume_bench(
     threads: int,
     paths: Sequence[str] = PATHS,
     link_bytes_per_s: float = 0.0,
+    beside: int = 0,
 ) -> list[dict[str, Any]]:
     """One row for each context and way: medians of `rounds`, the ways taking turns. `link_bytes_per_s` slows both links
-    to the second daemon down."""
+    to the second daemon down; `beside` sequences decode on meanwhile, and what they wait is in the row."""
     rows = []
-    with ResumeBench(model, max(contexts), threads, slowed=link_bytes_per_s > 0) as bench:
+    with ResumeBench(model, max(contexts), threads, slowed=link_bytes_per_s > 0, beside=beside) as bench:
         floors = bench.floors()
         if link_bytes_per_s > 0:
             bench.peer_link.bytes_per_s = bench.store_link.bytes_per_s = link_bytes_per_s
@@ -260,11 +274,13 @@ def run_resume_bench(
         for context in contexts:
             item = bench.interrupted(context)
             runs: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}
+            others = {path: bench.beside() for path in paths}
             for turn in range(rounds):
                 for path in paths:
                     if path != "recompute" or turn == 0 or context <= 1024:  # long ones take seconds: once
-                        runs[path].append(bench.resume(item, path))
-            rows += [_row(context, path, runs[path], floors) for path in paths]
+                        with others[path] as those:
+                            runs[path].append(bench.resume(item, path, those))
+            rows += [_row(context, path, runs[path], floors) | others[path].figures() for path in paths]
     return rows
 
 

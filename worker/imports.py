@@ -14,6 +14,13 @@ from context_daemon.records import FencingToken, RequestKey
 from context_daemon.restore_stream import IncomingPage
 from worker.engine.protocol import Engine
 
+_SHARE = 0.25  # of a step's time, before each, while others wait for it
+
+
+def turn_s(step_s: float) -> float:
+    """For how long to take KV in before the next step, while sequences decode whose steps take `step_s`."""
+    return _SHARE * step_s
+
 
 class Import:
     """One sequence's KV of positions from `start` on. One thread offers, the loop's takes."""

@@ -21,7 +21,7 @@ from worker.answer import Answer
 from worker.commit import KVCommitter, WrittenKV
 from worker.engine.protocol import Engine, EngineRequest, NewToken, RequestError, ResumeState, SlotSpan, StepOutput
 from worker.held import Held
-from worker.imports import Import, Imports
+from worker.imports import Import, Imports, turn_s
 from worker.ledger import Ledger
 from worker.metrics import (
     BACK_PRESSURE,
@@ -40,7 +40,6 @@ log = get_logger()
 
 _IDLE_S = 0.02
 _RATE_WINDOW_S = 3.0
-_IMPORT_SHARE = 0.25  # of a step's time, before each, while others wait for it
 
 
 @dataclass(slots=True)
@@ -232,7 +231,7 @@ class StepLoop:
     def _take_imports(self) -> None:
         if len(self._imports):
             others = self._engine.capacity.running > len(self._imports)
-            self._imports.turn(_IMPORT_SHARE * self.step_s if others else _IDLE_S)
+            self._imports.turn(turn_s(self.step_s) if others else _IDLE_S)
 
     def _imported(self, item: Import) -> None:
         running = self._running.get(item.key)

@@ -106,14 +106,20 @@ def engine(
     default=0,
     help="Slow the links to the peer and the store down to this, as 20MB/s. Default: as fast as they are.",
 )
+@click.option(
+    "--beside", type=click.IntRange(min=0), default=0, show_default=True, help="Sequences that decode on meanwhile."
+)
 @_model_option
 @_threads_option
 @json_option
-def resume(contexts: list[int], rounds: int, link: int, model: Path | None, threads: int | None, as_json: bool) -> None:
+def resume(
+    contexts: list[int], rounds: int, link: int, beside: int, model: Path | None, threads: int | None, as_json: bool
+) -> None:
     """How soon an interrupted request goes on, by each way that its KV can come back."""
     from worker.bench_resume import PATHS, run_resume_bench
 
-    _print(run_resume_bench(_model(model), contexts, rounds, threads or max(1, _cores() - 1), PATHS, link), as_json)
+    cores = threads or max(1, _cores() - 1)
+    _print(run_resume_bench(_model(model), contexts, rounds, cores, PATHS, link, beside), as_json)
 
 
 @bench.command()

@@ -105,7 +105,7 @@ async def test_a_target_without_room_keeps_what_is_its_own(
     try:
         own_client, client = small.ready().client(), pair.source.client()
         own = await hold(durable, own_client, f"own-{job}", 20)
-        held = await hold(durable, client, job, 40)
+        held = await hold(durable, client, job, 40, marked=0)
         used = small.used
         (reached,) = prepare(client, small, wanted(held))
         assert 0 < reached < held.positions and reached % SIZE == 0
@@ -142,7 +142,7 @@ async def test_a_stale_word_after_the_next_owner_began(
 ) -> None:
     """The source was frozen, its request runs at the target by now: what it still says there changes nothing."""
     client = pair.source.client()
-    held = await hold(durable, client, job, 8)
+    held = await hold(durable, client, job, 8, marked=0)
     assert prepare(client, pair.target, wanted(held, 4 * SIZE)) == [4 * SIZE]
     lease = await moved(durable, held)
     assert restored(pair.target.clients[-1], lease, held, there) == (held.positions, ("peer",))

@@ -160,7 +160,7 @@ async def test_one_stream_at_a_time(pair: Pair, narrow: Node, durable: RedisStor
     assert pair.target.metric(FAILURES, reason="busy") == before + 1
     assert narrow.metric(STREAMS, end="busy") >= 2
     reset(first)
-    until(lambda: restored(client, lease, held) == (held.positions, ("peer",)))
+    until(lambda: restored(client, lease, held, only="peer") == (held.positions, ("peer",)))
 
 
 async def test_busy_means_the_store(
@@ -206,7 +206,7 @@ async def test_wrong_requests_are_refused_and_harm_nobody(
             assert connection.recv(1) == b"", name
     for half in (b"\x20", LENGTHS.pack(200) + b"half"):
         reset(narrow.say(half, door))
-    assert restored(client, lease, held) == (held.positions, ("peer",)) and narrow.alive
+    assert restored(client, lease, held, only="peer") == (held.positions, ("peer",)) and narrow.alive
     assert narrow.metric(STREAMS, end="refused") == 5
     until(lambda: narrow.metric(STREAMS, end="broken") == len(GARBAGE) + 2)
     assert narrow.log.read_text().count("page_stream_ended_early") >= len(GARBAGE) + 2
@@ -221,7 +221,7 @@ async def test_connections_that_say_nothing_block_nobody(
     door, _, _ = narrow.door(held.lease.key)
     open_before = psutil.Process(narrow.process.pid).num_fds()
     silent = [narrow.say(b"" if number % 2 else b"\x10", door) for number in range(40)]
-    assert restored(client, lease, held) == (held.positions, ("peer",))
+    assert restored(client, lease, held, only="peer") == (held.positions, ("peer",))
     until(lambda: narrow.metric(STREAMS, end="broken") >= 40)  # let go one after the other
     for connection in silent:
         assert connection.recv(1) == b""
@@ -243,7 +243,7 @@ async def test_a_flood_of_connections(pair: Pair, narrow: Node, durable: RedisSt
     for connection in flood:
         connection.close()
     lease, client = await moved(durable, held), pair.target.client()
-    until(lambda: restored(client, lease, held) == (held.positions, ("peer",)))
+    until(lambda: restored(client, lease, held, only="peer") == (held.positions, ("peer",)))
     assert narrow.alive
 
 

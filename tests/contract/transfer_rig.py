@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import msgspec
 import psutil
 from daemon_rig import restore
 from store_samples import job_record, spec
@@ -25,7 +26,7 @@ from context_daemon import wire
 from context_daemon.client import ContextClient
 from context_daemon.kv_slots import TRAILER_BYTES
 from context_daemon.kv_writer import KVWriter
-from context_daemon.page_stream import StreamRequest, pack_request
+from context_daemon.page_stream import LENGTH, StreamRequest, pack_request
 from context_daemon.records import InterruptionCause, KVLayout, KVWatermark, Lease, RequestKey, TokenCommit
 from context_daemon.redis_server import free_port
 from context_daemon.redis_store import RedisStore
@@ -203,8 +204,8 @@ async def moved(store: RedisStore, held: Held) -> Lease:
 
 
 class Proxy:
-    """Stands for a node's address: everything for its service passes; each page stream is spoilt by the next of `faults`,
-    (bytes, "cut" | "hang"), and passes when there is none left."""
+    """Stands for a node's address: everything for its service passes, and probes; each page stream is spoilt by the next of
+    `faults`, (bytes, "cut" | "hang"), and passes when there is none left."""
 
     def __init__(self, host: str, node: Node, page_port: int) -> None:
         self.faults: list[tuple[int, str]] = []
@@ -228,10 +229,14 @@ class Proxy:
                 sender = socket.create_connection((host, listener.getsockname()[1]), timeout=10)
                 sender.settimeout(None)
                 self._open |= {reader, sender}
-                fault = (self.faults.pop(0) if self.faults else self.always) if paged else None
-                self.carried += [0] if paged else []
-                self._start(self._pump, reader, sender, None, -1)
-                self._start(self._pump, sender, reader, fault, len(self.carried) - 1 if paged else -1)
+                self._start(self._relay, reader, sender, paged)
+
+    def _relay(self, reader: socket.socket, sender: socket.socket, paged: bool) -> None:
+        paged = paged and not _probes(reader)
+        fault = (self.faults.pop(0) if self.faults else self.always) if paged else None
+        self.carried += [0] if paged else []
+        self._start(self._pump, reader, sender, None, -1)
+        self._pump(sender, reader, fault, len(self.carried) - 1 if paged else -1)
 
     def _pump(self, source: socket.socket, target: socket.socket, fault: tuple[int, str] | None, stream: int) -> None:
         left = fault[0] if fault else 1 << 62
@@ -254,6 +259,15 @@ class Proxy:
             end.close()
         for thread in self._threads:
             thread.join(10)
+
+
+def _probes(reader: socket.socket) -> bool:
+    """Its request is left to be read; what is none is a matter of the node's."""
+    with suppress(OSError, msgspec.MsgspecError):
+        (length,) = LENGTH.unpack(reader.recv(LENGTH.size, socket.MSG_PEEK | socket.MSG_WAITALL))
+        body = reader.recv(LENGTH.size + length, socket.MSG_PEEK | socket.MSG_WAITALL)[LENGTH.size :]
+        return msgspec.msgpack.decode(body, type=StreamRequest).probe > 0
+    return False
 
 
 def reset(connection: socket.socket) -> None:
