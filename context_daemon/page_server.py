@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from context_daemon import metrics
 from context_daemon.arena import Arena
+from context_daemon.bulk_threads import bulk_pool
 from context_daemon.fault_points import Point, hit
 from context_daemon.kv_slots import framed_size
 from context_daemon.link_probe import PROBE_BYTES
@@ -46,7 +46,7 @@ class PageServer:
         self.port = 0
         self._streams = 0
         self._listener: socket.socket | None = None
-        self._threads = ThreadPoolExecutor(max_streams, thread_name_prefix="pages-out")
+        self._threads = bulk_pool(max_streams, "pages-out")
         self._serving: set[asyncio.Task[None]] = set()
 
     def listen(self, host: str) -> int:

@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 import grpc
 
 from context_daemon import metrics, wire
+from context_daemon.bulk_threads import bulk_pool
 from context_daemon.kv_metrics import ABSENT_PAGES
 from context_daemon.kv_slots import identity, verify
 from context_daemon.landing import Keep, Landing, Spot
@@ -54,7 +55,7 @@ class PeerClient:
         self._landing = landing
         self._channels = PeerChannels(_IDLE_S)
         self._doors: dict[str, tuple[str, int, str]] = {}  # address -> host, port, token of its page streams
-        self._threads = ThreadPoolExecutor(_STREAMS, thread_name_prefix="pages-in")
+        self._threads = bulk_pool(_STREAMS, "pages-in")
 
     async def describe(
         self, address: str, keys: Sequence[RequestKey], layout: str, timeout_s: float

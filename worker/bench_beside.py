@@ -23,6 +23,7 @@ class Beside:
         self._gaps: list[float] = []
         self.normal: list[float] = []
         self.restoring: list[float] = []
+        self.joined: list[float] = []
 
     def __enter__(self) -> Beside:
         endless = SamplingParams(
@@ -45,10 +46,13 @@ class Beside:
         """Some steps with nobody else there."""
         if self._keys:
             self._last = time.monotonic()
-            for _ in range(_STEPS + 2):
-                self.saw(self._engine.step())
-            self.normal += self._gaps[2:]
-            self._gaps = []
+            self.normal += self._steps(_STEPS + 2)[2:]
+
+    def _steps(self, count: int) -> list[float]:
+        for _ in range(count):
+            self.saw(self._engine.step())
+        gaps, self._gaps = self._gaps, []
+        return gaps
 
     def saw(self, output: StepOutput) -> None:
         if any(token.key in self._keys for token in output.tokens):
@@ -57,15 +61,21 @@ class Beside:
             self._last = now
 
     def came_back(self) -> None:
-        """What was seen since `settle` was seen beside a restore."""
-        self.restoring += self._gaps
-        self._gaps = []
+        """What was seen since `settle` was seen beside a restore; the last of it is a step of the one that came back, too,
+        as the next ones are."""
+        if self._keys:
+            self.restoring += self._gaps[:-1]
+            self.joined += [self._gaps[-1], *self._steps(2)]
+            self._gaps = []
 
     def figures(self) -> dict[str, Any]:
-        """Milliseconds from token to token: usual and longest alone, usual and longest while another came back."""
+        """Milliseconds from token to token: usual and longest alone, longest while another comes, usual with it."""
         if not self._keys:
             return {}
-        alone, beside = self.normal, self.restoring
-        found = {"itl_ms": statistics.median(alone), "itl_max_ms": max(alone),
-                 "itl_restoring_ms": statistics.median(beside), "itl_restoring_max_ms": max(beside)}  # fmt: skip
+        found = {
+            "itl_ms": statistics.median(self.normal),
+            "itl_max_ms": max(self.normal),
+            "itl_restoring_max_ms": max(self.restoring, default=0.0),
+            "itl_joined_ms": statistics.median(self.joined),
+        }
         return {name: round(1e3 * seconds, 1) for name, seconds in found.items()}
