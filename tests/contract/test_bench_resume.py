@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from context_daemon.rates import PrefillCost
 from tests.unit.tiny_model import tiny_config, write_tiny_model
 from worker.bench_planner import run_planner_bench
-from worker.bench_resume import Interrupted, ResumeBench
+from worker.bench_resume import Interrupted, ResumeBench, run_resume_bench
 
 CONTEXT = 400
 
@@ -60,3 +61,24 @@ def test_the_planner_is_held_against_the_best_single_way(model: Path) -> None:
         best = min(row["peer_ms"], row["store_ms"], row["recompute_ms"])
         assert row[f"{row['best']}_ms"] == best
         assert row["regret"] == pytest.approx(row["planner_ms"] / best - 1, rel=0.1, abs=0.01)
+
+
+def test_a_split_leads_to_the_same_token(bench: ResumeBench, item: Interrupted) -> None:
+    """Computing is said to be as slow as both links: the head is computed while the tail comes."""
+    rate = 5e5
+    bench.peer_link.bytes_per_s = bench.store_link.bytes_per_s = rate
+    whole = bench.resume(item, "recompute")
+    for path in ("peer", "store") * 2:  # so that the daemon knows how slow they are
+        bench.resume(item, path)
+    bench.prefill.seed(PrefillCost(1e-4, bench.layout.slot_bytes / rate))
+    run = bench.resume(item, "planner")
+    assert 0.2 * CONTEXT < run["recomputed_tokens"] < 0.8 * CONTEXT
+    assert run["bytes"] == (CONTEXT - run["recomputed_tokens"]) * bench.layout.slot_bytes
+    assert run["sampled"] == whole["sampled"]
+
+
+def test_who_decodes_beside_a_restore_is_in_the_row(model: Path) -> None:
+    (row,) = run_resume_bench(model, (128,), 2, 1, paths=("arena",), beside=2)
+    assert row["recomputed_tokens"] == 0
+    assert 0 < row["itl_ms"] <= row["itl_max_ms"]
+    assert row["itl_joined_ms"] > 0
