@@ -203,7 +203,12 @@ def names(url: str) -> Counter[str]:
     """How many keys there are of each kind."""
     with redis.Redis.from_url(url) as server:
         found = [name.decode() for name in server.scan_iter(count=5000)]
-    return Counter(re.sub(r"\{[^}]*\}:([a-z]+).*", r"\1", re.sub(r"reqid:.*", "reqid", name)) for name in found)
+    return Counter(re.sub(r"\{[^}]*\}:([a-z]+).*", r"\1", re.sub(r"(reqid|mark):.*", r"\1", name)) for name in found)
+
+
+def expires(url: str, pattern: str) -> bool:
+    with redis.Redis.from_url(url) as server:
+        return all(server.ttl(name) > 0 for name in server.scan_iter(pattern, count=5000))
 
 
 def left_in_shared_memory() -> list[Path]:
@@ -239,4 +244,7 @@ async def only_the_jobs_are_left(storm: Storm) -> None:
     jobs, lines = JOBS + 1, REQUESTS // JOBS * JOBS + 200
     found = names(storm.servers.durable.url)
     assert found.pop("to:intr") <= jobs and lines // 2 < found.pop("to:t") <= lines
+    assert found.pop("to:mark") >= 1 and expires(storm.servers.durable.url, "to:mark:*"), (
+        "one for each life of a daemon"
+    )
     assert found == {"to:meta": jobs, "to:results": jobs, "to:r": lines, "to:reqid": jobs, "to:jobs": 1}
