@@ -26,6 +26,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from context_daemon.cancellation import heard
 from context_daemon.store import StaleLeader, StoreRefusesWrites, StoreUnavailable, UnknownJob
 from context_daemon.write_mark import WriteMark
 
@@ -146,7 +147,8 @@ class RedisScripts:
 
     async def _command(self, *args: Arg) -> Any:
         try:
-            return await self._redis.execute_command(*args)  # type: ignore[no-untyped-call]
+            with heard():
+                return await self._redis.execute_command(*args)  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
             raise_named(error, self.address)
 
@@ -155,10 +157,11 @@ class RedisScripts:
         if not commands:
             return []
         try:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(await pipe.execute(raise_on_error=False))
+            with heard():
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for command in commands:
+                        pipe.execute_command(*command)
+                    return list(await pipe.execute(raise_on_error=False))
         except (RedisError, OSError) as error:
             raise_named(error, self.address)
 
