@@ -259,8 +259,8 @@ class KVService:
                     yield self.landing.place(piece, wish.shape, borrowed) if piece.data else piece
 
     def _lend(self, held: Held, keep: Keep) -> Piece:
-        self.table.pin(held.block)
-        keep(lambda: self.table.unpin(held.block))
+        self.table.pins.pin(held.block)
+        keep(lambda: self.table.pins.unpin(held.block))
         return Piece(held.number, held.epoch, held.slots, "arena", held.block)
 
     def _copied(self, piece: Piece, shape: Shape) -> Piece:

@@ -8,7 +8,6 @@ from context_daemon.rates import MIN_SECONDS, LinkRate
 
 PROBE_BYTES = 4 << 20  # long enough to be past a connection's slow start
 PROBE_S = 0.03  # a slower link is known well enough after that
-CHUNK = 256 << 10
 
 Mark = tuple[int, float]  # bytes so far, seconds since they were asked for
 

@@ -42,7 +42,6 @@ class Links:
         async with self._meeting.setdefault(address, asyncio.Lock()):
             if _is_guess(link):
                 _seed(link, await probe(address), f"peer {address}")
-        self._meeting.pop(address, None)
 
     async def meet_store(self, probe: Callable[[], Awaitable[LinkRate | None]]) -> None:
         """Seed the store's rate as soon as it answers, unless something was fetched from it before."""

@@ -95,7 +95,8 @@ class PageServer:
         with connection:
             connection.setblocking(False)
             try:
-                request = await asyncio.wait_for(self._request(connection), _ASKS_S)
+                async with asyncio.timeout(_ASKS_S):
+                    request = await self._request(connection)
                 await self._answer(connection, request)
             except (OSError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
                 metrics.PEER_STREAMS.labels("broken").inc()
@@ -136,14 +137,14 @@ class PageServer:
         while pages := self._next(request, number):
             hit(Point.PEER_PAGES)
             for held in pages:
-                self._table.pin(held.block)
+                self._table.pins.pin(held.block)
             try:
                 await loop.run_in_executor(
                     self._threads, send_pages, connection, [self._bytes(h, request) for h in pages]
                 )
             finally:
                 for held in pages:
-                    self._table.unpin(held.block)
+                    self._table.pins.unpin(held.block)
             number += len(pages)
             if pages[-1].slots < request.page_size:
                 break

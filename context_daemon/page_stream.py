@@ -22,12 +22,13 @@ from enum import IntEnum
 
 import msgspec
 
-from context_daemon.link_probe import CHUNK, Mark
+from context_daemon.link_probe import Mark
 from context_daemon.records import RequestKey
 
 HEADER = struct.Struct("<QQII")
 LENGTH = struct.Struct("<I")
 MAX_REQUEST = 4096
+_CHUNK = 256 << 10  # of a probe, to one call
 
 
 class End(IntEnum):
@@ -74,9 +75,9 @@ def send_pages(connection: socket.socket, pages: Sequence[tuple[PageHead, memory
 
 def send_probe(connection: socket.socket, size: int) -> None:
     """Blocking. Whoever has heard enough hangs up: that is no error."""
-    zeros = memoryview(bytes(min(size, CHUNK)))
+    zeros = memoryview(bytes(min(size, _CHUNK)))
     with suppress(ConnectionError):
-        for start in range(0, size, CHUNK):
+        for start in range(0, size, _CHUNK):
             _drain(connection, zeros[: size - start])
         connection.sendall(pack_end(End.DONE))
 
@@ -84,7 +85,7 @@ def send_probe(connection: socket.socket, size: int) -> None:
 def receive_probe(connection: socket.socket, size: int, until_s: float) -> list[Mark]:
     """Blocking: how far it was when, for at most about `until_s` once it began. Raises OSError when the connection breaks,
     ValueError when it was refused."""
-    room, marks, started = memoryview(bytearray(CHUNK)), list[Mark](), time.perf_counter()
+    room, marks, started = memoryview(bytearray(_CHUNK)), list[Mark](), time.perf_counter()
     came = 0
     while came < size and (not marks or marks[-1][1] - marks[0][1] < until_s):
         count = connection.recv_into(room[: size - came])

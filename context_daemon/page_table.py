@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 from context_daemon.page_records import Due, Entry, Held, Page, Shape
+from context_daemon.pins import Pins
 from context_daemon.records import RequestKey
 
 _REMEMBERED = 100_000  # requests: an announcement may come after the end, and a commit before the first of them
@@ -19,13 +20,11 @@ class PageTable:
     """`free(block)` is called for each block that nobody needs any more; pinned ones are freed when let go."""
 
     def __init__(self, free: Callable[[int], None], clock: Callable[[], float]) -> None:
-        self._free = free
+        self.pins = Pins(free)
         self._clock = clock
         self._entries: dict[RequestKey, Entry] = {}
         self._ended: OrderedDict[RequestKey, None] = OrderedDict()
         self._lengths: OrderedDict[tuple[RequestKey, int], int] = OrderedDict()
-        self._pins: dict[int, int] = {}
-        self._freed_while_pinned: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,7 +58,8 @@ class PageTable:
         request or of an older layout. Slots behind a hole in their page do not count until it is filled.
         """
         if key in self._ended:
-            self._give_back(blocks)
+            for block in blocks:
+                self.pins.release(block)
             return stop
         entry = self._entry(key, shape)
         if epoch > entry.disowned:
@@ -98,7 +98,7 @@ class PageTable:
         page = by_epoch.get(epoch)
         if page is None or page.block != block:  # new, or written anew elsewhere
             if page is not None:
-                self._release(page.block)
+                self.pins.release(page.block)
                 entry.unshipped.discard((number, epoch))
             page = by_epoch[epoch] = Page(epoch, block)
             entry.holes.written((number, epoch))
@@ -170,7 +170,7 @@ class PageTable:
     def _drop(self, entry: Entry) -> None:
         self._entries.pop(entry.key, None)
         for _, page in entry.all():
-            self._release(page.block)
+            self.pins.release(page.block)
 
     # -- guests: pages of a request that is about to move here ------------------------------------------------------
     def adopt(self, key: RequestKey, shape: Shape, page: Held) -> bool:
@@ -185,7 +185,7 @@ class PageTable:
         if known is not None and known.count >= page.slots:
             return False
         if known is not None:
-            self._release(known.block)
+            self.pins.release(known.block)
             entry.unshipped.discard((page.number, page.epoch))
         by_epoch[page.epoch] = Page(page.epoch, page.block, page.slots, guest=True)
         entry.holes.written((page.number, page.epoch))
@@ -244,8 +244,8 @@ class PageTable:
         return Due(entry.key, entry.shape, number, epoch, page.block, page.stored, page.count, page.version)
 
     def sending(self, due: Due) -> None:
-        """These slots are on their way: their block is pinned until `unpin`."""
-        self.pin(due.block)
+        """These slots are on their way: their block is pinned until it is unpinned."""
+        self.pins.pin(due.block)
         entry = self._entries.get(due.key)
         if entry is not None:
             entry.sent.add(due.epoch)
@@ -327,27 +327,5 @@ class PageTable:
             del entry.pages[number]
         if not entry.pages and not entry.owner:
             del self._entries[key]
-        self._release(page.block)
+        self.pins.release(page.block)
         return True
-
-    def pin(self, block: int) -> None:
-        """Keep a block as it is while somebody reads it."""
-        self._pins[block] = self._pins.get(block, 0) + 1
-
-    def unpin(self, block: int) -> None:
-        self._pins[block] -= 1
-        if self._pins[block] == 0:
-            del self._pins[block]
-            if block in self._freed_while_pinned:
-                self._freed_while_pinned.discard(block)
-                self._free(block)
-
-    def _release(self, block: int) -> None:
-        if block in self._pins:
-            self._freed_while_pinned.add(block)
-        else:
-            self._free(block)
-
-    def _give_back(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self._release(block)

@@ -332,4 +332,5 @@ async def _end_of(context: Context, timeout_s: float) -> None:
     ended = asyncio.Event()
     context.add_done_callback(lambda _: ended.set())  # type: ignore[arg-type]  # the stubs want more of it
     with suppress(TimeoutError):
-        await asyncio.wait_for(ended.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()

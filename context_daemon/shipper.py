@@ -149,7 +149,7 @@ class Shipper:
             hit(Point.SHIP_STORED)
         finally:
             for due in batch:
-                self._table.unpin(due.block)
+                self._table.pins.unpin(due.block)
         for due, result in zip(batch, results, strict=True):
             if result.error:
                 self.policy.spent(-due.bytes)

@@ -56,7 +56,8 @@ class Sweeper:
     async def run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._doubted.wait(), _EVERY_S)
+                async with asyncio.timeout(_EVERY_S):
+                    await self._doubted.wait()
             self._reap()
             try:
                 if self._doubted.is_set():

@@ -179,19 +179,19 @@ class ResumeBench:
 
     def resume(self, item: Interrupted, path: str, beside: Beside | None = None) -> dict[str, Any]:
         """From the word that the request is ours to its next token."""
-        self._beside = beside or Beside(self.engine, 0)
-        self._beside.settle()
+        others = beside or Beside(self.engine, 0)
+        others.settle()
         started = time.monotonic()
         key, token = item.lease.key, item.lease.token
         incoming = Import(key, token, 0, started)
         request = EngineRequest(key, item.spec.prompt_token_ids, item.spec.params)
         if path == "recompute":
             self.engine.add(request, ResumeState((item.token,)))
-            fetched, sampled = self._decode(key, Imports(self.engine, lambda _: None), threading.Event())
+            fetched, sampled = self._decode(key, Imports(self.engine, lambda _: None), threading.Event(), others)
         else:
-            fetched, sampled = self._fetched(item, path, request, incoming)
+            fetched, sampled = self._fetched(item, path, request, incoming, others)
         ended = time.monotonic()
-        self._beside.came_back()
+        others.came_back()
         recomputed = self.engine.recomputed_tokens(key)
         self.engine.abort(key)
         return {
@@ -203,7 +203,9 @@ class ResumeBench:
             "sampled": sampled,
         }
 
-    def _fetched(self, item: Interrupted, path: str, request: EngineRequest, incoming: Import) -> tuple[float, int]:
+    def _fetched(
+        self, item: Interrupted, path: str, request: EngineRequest, incoming: Import, others: Beside
+    ) -> tuple[float, int]:
         """Until the next token: when the last page was in, and the token."""
         daemon = self.here if path == "arena" else self.there
         wish: dict[str, Any] = {"prefill": self.prefill.cost()} if path == "planner" else {"only": path}
@@ -217,22 +219,22 @@ class ResumeBench:
             fetching = threading.Thread(target=_offer, args=(stream, incoming, more))
             fetching.start()
             try:
-                return self._decode(item.lease.key, imports, more)
+                return self._decode(item.lease.key, imports, more, others)
             finally:
                 fetching.join()
 
-    def _decode(self, key: RequestKey, imports: Imports, more: threading.Event) -> tuple[float, int]:
+    def _decode(self, key: RequestKey, imports: Imports, more: threading.Event, others: Beside) -> tuple[float, int]:
         """What a step loop does until the next token: when the last page was in, and the token."""
         at = time.monotonic()
         while True:
             more.clear()
             if len(imports):
-                imports.turn(turn_s(self._beside.step_s) or _TURN_S)
+                imports.turn(turn_s(others.step_s) or _TURN_S)
                 at = time.monotonic()
             stepped = time.monotonic()
             output = self.engine.step()
             learn(self.prefill, output, time.monotonic() - stepped)
-            self._beside.saw(output)
+            others.saw(output)
             for token in output.tokens:
                 if token.key == key:
                     return at, token.token_id

@@ -214,13 +214,13 @@ class Books(RuleBasedStateMachine):
         owned = sorted(set(range(BLOCKS)) - self.free)
         if owned:
             block = data.draw(st.sampled_from(owned))
-            self.table.pin(block)
+            self.table.pins.pin(block)
             self.pins.append(block)
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
-        self.table.unpin(self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1))))
+        self.table.pins.unpin(self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1))))
 
     # -- what must hold ---------------------------------------------------------------------------------------------
     @invariant()
@@ -279,7 +279,7 @@ class Books(RuleBasedStateMachine):
         for key in KEYS:
             self.table.end(key)
         while self.pins:
-            self.table.unpin(self.pins.pop())
+            self.table.pins.unpin(self.pins.pop())
         assert self.free == set(range(BLOCKS)), "leaked"
         assert len(self.table) == 0
 

@@ -75,7 +75,7 @@ class Kept:
         for due in self.table.due(KEY):
             self.table.sending(due)
             self.table.mark_stored(due)
-            self.table.unpin(due.block)
+            self.table.pins.unpin(due.block)
         data = bytes(4 * SHAPE.row_bytes)
         await self.kv.write_slots([SlotWrite(KEY, epoch, "lay", 0, 4, 8, 4, data)])
 

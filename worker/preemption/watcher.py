@@ -103,7 +103,8 @@ class Watcher:
 
     async def _wait(self, at_most_s: float) -> None:
         try:
-            await asyncio.wait_for(self._news.wait(), at_most_s)
+            async with asyncio.timeout(at_most_s):
+                await self._news.wait()
         except TimeoutError:
             return
 

@@ -140,7 +140,8 @@ async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
     with suppress(ProcessLookupError):  # it may end by itself, or by another's hand, between any two of our lines
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), grace_s)
+        async with asyncio.timeout(grace_s):
+            await process.wait()
     except TimeoutError:
         with suppress(ProcessLookupError):
             process.kill()
